@@ -1,0 +1,47 @@
+"""Turn a multi-head-attention checkpoint into grouped-query or multi-query attention.
+
+Importing this package loads nothing heavy: each public function is imported on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from upcycle.errors import UpcycleError
+
+if TYPE_CHECKING:
+    from upcycle.conversion.run import convert
+    from upcycle.conversion.verify import verify
+    from upcycle.evaluation.compare import evaluate
+    from upcycle.export.coreml import export_coreml
+    from upcycle.kvcache.counting import kv_cache_bytes
+    from upcycle.planning import plan
+
+__version__ = "0.1.0"
+
+_FUNCTIONS = {
+    "convert": "upcycle.conversion.run",
+    "evaluate": "upcycle.evaluation.compare",
+    "export_coreml": "upcycle.export.coreml",
+    "kv_cache_bytes": "upcycle.kvcache.counting",
+    "plan": "upcycle.planning",
+    "verify": "upcycle.conversion.verify",
+}
+
+__all__ = [
+    "UpcycleError",
+    "__version__",
+    "convert",
+    "evaluate",
+    "export_coreml",
+    "kv_cache_bytes",
+    "plan",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public function on first use (PEP 562)."""
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module 'upcycle' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_FUNCTIONS[name]), name)

@@ -1,0 +1,5 @@
+"""`python -m upcycle`."""
+
+from upcycle.cli import main
+
+main()

@@ -1,0 +1,142 @@
+"""What every command shares: output, progress, errors and exit codes."""
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from upcycle.cli.app import app
+from upcycle.errors import UpcycleError
+from upcycle.progress import Watcher, ignore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+EXIT_CHECK_FAILED = 1
+EXIT_BAD_REQUEST = 2
+EXIT_OUR_BUG = 70
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@dataclass(frozen=True)
+class Console:
+    """Where a command prints. Text is silent under `--json` and `--quiet`."""
+
+    json: bool
+    quiet: bool
+
+    def print(self, text: str = "") -> None:
+        """Print a line for people."""
+        if not (self.json or self.quiet):
+            print(text)
+
+    def table(self, header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
+        """Print rows in aligned columns, the first to the left and the others to the right."""
+        cells = [list(header), *[list(row) for row in rows]]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        for row in cells:
+            first, *rest = [
+                cell.ljust(width) if column == 0 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.print("  ".join([first, *rest]).rstrip())
+
+    @contextmanager
+    def progress(self) -> "Iterator[Watcher]":
+        """A watcher that draws a bar with rate and ETA on stderr, where stderr is a terminal."""
+        if self.quiet or not sys.stderr.isatty():
+            yield ignore
+            return
+        from upcycle.cli.progress_bar import progress_bar
+
+        with progress_bar() as watcher:
+            yield watcher
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command found.
+
+    Attributes:
+        data: the machine-readable result, printed under `--json`.
+        passed: False makes the exit code 1: a check or a margin failed.
+    """
+
+    data: dict[str, Any]
+    passed: bool = True
+
+
+def command(name: str, **settings: Any) -> Callable[..., Any]:
+    """Register a function `(console, ...) -> Outcome` as a subcommand with the shared options."""
+
+    def register(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        @functools.wraps(function)
+        def run(*, json_: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
+            console = Console(json=json_, quiet=quiet)
+            raise typer.Exit(_run(console, debug, lambda: function(console, **arguments)))
+
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())[1:]
+        shared = [
+            inspect.Parameter(
+                option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind
+            )
+            for option, kind in (
+                ("json_", JsonOption),
+                ("quiet", QuietOption),
+                ("debug", DebugOption),
+            )
+        ]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=None
+        )
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(name, **settings)(run)
+        return function
+
+    return register
+
+
+def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
+    try:
+        outcome = function()
+    except UpcycleError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_REQUEST
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            f"internal error: {type(error).__name__}: {error}\n"
+            "  where: inside upcycle; this is our bug\n"
+            "  fix: run again with --debug and report the traceback",
+            file=sys.stderr,
+        )
+        return EXIT_OUR_BUG
+    if console.json:
+        print(json.dumps(outcome.data, indent=2, ensure_ascii=False))
+    return 0 if outcome.passed else EXIT_CHECK_FAILED
+
+
+def format_bytes(count: float) -> str:
+    """A byte count for people, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"

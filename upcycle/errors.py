@@ -1,0 +1,56 @@
+"""What the user can mend. Anything else that raises is our own bug."""
+
+
+class UpcycleError(Exception):
+    """A request or an input at fault.
+
+    Args:
+        what: what is wrong, with the values seen.
+        where: file, key, tensor or layer.
+        fix: what would be valid, or the way out.
+    """
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  where: {self.where}\n  fix: {self.fix}"
+
+
+class CheckpointError(UpcycleError):
+    """A checkpoint folder that is missing, damaged or contradicts itself."""
+
+
+class FamilyError(UpcycleError):
+    """A model that has no KV heads to merge, or whose layout is not known."""
+
+
+class PlanError(UpcycleError):
+    """A conversion that cannot be done as asked, such as an invalid number of KV heads."""
+
+
+class OutputError(UpcycleError):
+    """An output path that exists, lies inside its source, or cannot be written."""
+
+
+class RecipeError(UpcycleError):
+    """A recipe with unknown keys or contradicting values."""
+
+
+class DataError(UpcycleError):
+    """Text that cannot be read, or too little of it."""
+
+
+class TrainingError(UpcycleError):
+    """A training run that cannot start, resume or go on."""
+
+
+class EvaluationError(UpcycleError):
+    """Models that cannot be compared with each other."""
+
+
+class ExportError(UpcycleError):
+    """A model or option that the Core ML export cannot express."""
