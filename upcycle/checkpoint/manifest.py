@@ -1,0 +1,95 @@
+"""`upcycle.json`: what made a folder. The same inputs give the same bytes."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+MANIFEST_NAME = "upcycle.json"
+SCHEMA = 1
+_CHUNK = 1 << 20
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    stage: str,
+    source: Mapping[str, Any],
+    options: Mapping[str, Any],
+    libraries: Iterable[str],
+    result: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the manifest of one stage and return it. No times, host names or absolute paths.
+
+    Args:
+        folder: where `upcycle.json` goes.
+        stage: "convert", "train", "evaluate" or "export".
+        source: content hashes of the inputs, by file name.
+        options: every option that shaped the output, seed included.
+        libraries: packages whose versions matter for the bytes.
+        result: facts about the output, such as hashes or counts.
+    """
+    from upcycle import __version__
+
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "stage": stage,
+        "source": dict(source),
+        "options": dict(options),
+        "versions": {
+            "upcycle": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in sorted(libraries)},
+        },
+        "result": dict(result or {}),
+    }
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    return document
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, or None where there is none."""
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def hash_file(path: Path) -> str:
+    """The content hash of one file, as "xxh3-128:<hex>"."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return f"xxh3-128:{digest.hexdigest()}"
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of one file, in hexadecimal: slower, for those whose policy asks for it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_folder(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Content hash of every visible file below a folder but its manifest, by relative path.
+
+    Args:
+        folder: what to hash.
+        known: hashes that were taken while the files were read or written.
+    """
+    hashes = {}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if path.name == MANIFEST_NAME or any(part.startswith(".") for part in relative.parts):
+            continue
+        if path.is_file():
+            name = relative.as_posix()
+            hashes[name] = (known or {}).get(name) or hash_file(path)
+    return hashes
