@@ -1,0 +1,60 @@
+"""Attention computed straight from AttentionWeights: the oracle of the exactness checks."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from upcycle.attention import AttentionWeights, Rope
+
+
+def attention_output(weights: AttentionWeights, x: Tensor, *, theta: float = 1e4) -> Tensor:
+    """Causal attention of one sequence in the dtype of `x`; use fp64 for proofs.
+
+    Softmax(Q Kᵀ / sqrt(d)) V per head with rotary positions 0..T-1 (Su et al. 2021, equation 34).
+    Family details that do not touch head structure (scaling variants, windows) are left out: the
+    result serves to compare two sets of weights, not to reproduce a model.
+
+    Args:
+        weights: one layer.
+        x: [T, D] the attention's input.
+        theta: the rotary base.
+
+    Returns:
+        [T, D].
+    """
+    dtype = x.dtype
+    group = weights.num_attention_heads // weights.num_key_value_heads
+    q = _project(weights.q, weights.q_bias, x)  # [H, T, d]
+    k = _project(weights.k, weights.k_bias, x)  # [K, T, d]
+    v = _project(weights.v, weights.v_bias, x)  # [K, T, e]
+    q, k = rotate(q, weights.rope, theta), rotate(k, weights.rope, theta)
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    future = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).triu(1)
+    attended = scores.masked_fill(future, -math.inf).softmax(-1) @ v  # [H, T, e]
+    output = torch.einsum("hte,hDe->tD", attended, weights.o.to(dtype))
+    return output if weights.o_bias is None else output + weights.o_bias.to(dtype)
+
+
+def rotate(x: Tensor, rope: Rope, theta: float) -> Tensor:
+    """Rotate the leading `rotary_dim` channels of [heads, T, d] by their positions."""
+    if rope.pairing == "none":
+        return x
+    planes = rope.rotary_dim // 2
+    frequencies = theta ** (-torch.arange(planes, dtype=x.dtype) / planes)
+    angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * frequencies  # [T, planes]
+    cos, sin = angles.cos(), angles.sin()
+    rotary, passing = x[..., : rope.rotary_dim], x[..., rope.rotary_dim :]
+    if rope.pairing == "half":
+        real, imaginary = rotary[..., :planes], rotary[..., planes:]
+    else:
+        real, imaginary = rotary[..., 0::2], rotary[..., 1::2]
+    new = (real * cos - imaginary * sin, real * sin + imaginary * cos)
+    turned = torch.cat(new, -1) if rope.pairing == "half" else torch.stack(new, -1).flatten(-2)
+    return torch.cat((turned, passing), -1)
+
+
+def _project(rows: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    out = torch.einsum("hdD,tD->htd", rows.to(x.dtype), x)
+    return out if bias is None else out + bias.to(x.dtype)[:, None, :]
