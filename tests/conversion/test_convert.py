@@ -1,0 +1,232 @@
+"""Conversion of whole folders, against transformers' own classes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from tests.tiny import FAMILIES, tiny_checkpoint
+from upcycle.checkpoint.manifest import hash_folder, read_manifest
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.run import convert
+from upcycle.errors import CheckpointError, FamilyError, OutputError, PlanError, UpcycleError
+from upcycle.planning import Attention, plan
+
+NAMES = sorted(FAMILIES)
+IDS = torch.tensor([[5, 9, 200, 31, 77, 5, 9, 120, 3, 8]])
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS, use_cache=False).logits
+
+
+def kv_projections(model: torch.nn.Module) -> list[torch.nn.Linear]:
+    attentions = [layer.self_attn for layer in model.model.layers]
+    return [module for a in attentions for module in (a.k_proj, a.v_proj)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_as_many_heads_as_before_is_bit_identical(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source", name, dtype=dtype)
+    convert(source, tmp_path / "out", kv_heads=8)
+    found, expected = hash_folder(tmp_path / "out"), hash_folder(source)
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_merged_model_equals_the_source_with_pooled_heads_repeated(
+    tmp_path: Path, name: str
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source", name)
+    convert(source, tmp_path / "out", kv_heads=2)
+    reference = load(source)
+    for module in kv_projections(reference):
+        for parameter in module.parameters():
+            pooled = parameter.data.double().unflatten(0, (2, 4, -1)).mean(1, keepdim=True)
+            parameter.data.copy_(pooled.expand(2, 4, *pooled.shape[2:]).reshape(parameter.shape))
+    converted = load(tmp_path / "out")
+    assert converted.config.num_key_value_heads == 2
+    torch.testing.assert_close(logits(converted), logits(reference), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["mean", "first"])
+def test_equal_heads_convert_without_loss(tmp_path: Path, name: str, method: str) -> None:
+    """A checkpoint whose heads are equal inside each group: raise a grouped one, then lower it."""
+    grouped = tiny_checkpoint(tmp_path / "grouped", name, num_key_value_heads=2)
+    convert(grouped, tmp_path / "raised", kv_heads=8)
+    convert(tmp_path / "raised", tmp_path / "lowered", kv_heads=2, method=method)
+    torch.testing.assert_close(
+        logits(load(tmp_path / "raised")), logits(load(grouped)), rtol=1e-4, atol=1e-4
+    )
+    before = load_file(grouped / "model.safetensors")
+    after = load_file(tmp_path / "lowered" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cache_shrinks_and_generation_agrees_without_it(tmp_path: Path, name: str) -> None:
+    source = tiny_checkpoint(tmp_path / "source", name)
+    convert(source, tmp_path / "out", kv_heads=2)
+    sizes = []
+    for folder in (source, tmp_path / "out"):
+        model = load(folder)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(IDS, cache=cache, use_cache=True)
+        sizes.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers))
+    assert sizes[1] * 4 == sizes[0]
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    with_cache = model.generate(IDS, use_cache=True, **settings)
+    without = model.generate(IDS, use_cache=False, **settings)
+    assert torch.equal(with_cache, without)
+
+
+def test_two_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", "qwen2", dtype=torch.float16)
+    for name in ("a", "b"):
+        convert(source, tmp_path / name, kv_heads=4, method="random", seed=7)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_shards_and_sidecars_are_kept(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "söurce dir", max_shard_size="100KB")
+    extra = {"LICENSE": b"mine\r\n", "chat_template.jinja": b"{{ x }}", "tokenizer.model": bytes(9)}
+    for name, data in extra.items():
+        (source / name).write_bytes(data)
+    (source / "sub").mkdir()
+    (source / "sub" / "notes.txt").write_text("notes")
+    (source / "pytorch_model.bin").write_bytes(b"old weights")
+    result = convert(source, tmp_path / "out", kv_heads=2)
+    out = tmp_path / "out"
+    assert result.left_behind == ["pytorch_model.bin"]
+    assert not (out / "pytorch_model.bin").exists()
+    for name, data in extra.items():
+        assert (out / name).read_bytes() == data
+    assert (out / "sub" / "notes.txt").read_text() == "notes"
+    before, after = Checkpoint.open(source), Checkpoint.open(out)
+    assert [h.path.name for h in after.headers] == [h.path.name for h in before.headers]
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == after.weight_bytes
+    assert index["weight_map"] == {name: t.shard for name, t in after.tensors.items()}
+    assert logits(load(out)).isfinite().all()
+
+
+def test_only_the_planned_lines_of_the_config_change(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    text = '{\n    "rms_norm_eps": 1e-05,   "x": [1,2],\n'
+    text += (source / "config.json").read_text().lstrip("{\n")
+    (source / "config.json").write_text(text)
+    convert(source, tmp_path / "out", kv_heads=4)
+    before, after = text.splitlines(), (tmp_path / "out" / "config.json").read_text().splitlines()
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [('  "num_key_value_heads": 8,', '  "num_key_value_heads": 4,')]
+
+
+@pytest.mark.parametrize("value", ["absent", "null"])
+def test_a_config_without_kv_heads_gets_them(tmp_path: Path, value: str) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    del config["num_key_value_heads"]
+    if value == "null":
+        config["num_key_value_heads"] = None
+    (source / "config.json").write_text(json.dumps(config, indent=2))
+    convert(source, tmp_path / "out", kv_heads=2)
+    expected = {**config, "num_key_value_heads": 2}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == expected
+    assert logits(load(tmp_path / "out")).isfinite().all()
+
+
+def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "out", kv_heads=2, sha256=True)
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest is not None
+    assert manifest["options"] == {"kv_heads": 2, "method": "mean", "seed": 0}
+    assert manifest["source"]["files"] == hash_folder(source)
+    assert manifest["result"]["files"] == hash_folder(tmp_path / "out")
+    assert len(manifest["source"]["sha256"]["model.safetensors"]) == 64
+    assert str(tmp_path) not in (tmp_path / "out" / "upcycle.json").read_text()
+
+
+def test_a_plan_says_what_convert_writes(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", "phi")
+    todo = plan(source, kv_heads=1)
+    convert(source, tmp_path / "out", kv_heads=1)
+    written = Checkpoint.open(tmp_path / "out").tensors
+    assert {op.output.name: op.output.shape for op in todo.operations} == {
+        name: tensor.shape for name, tensor in written.items()
+    }
+    merged = [op for op in todo.operations if isinstance(op, Attention)]
+    assert len(merged) == 2 * 8
+    assert json.loads(json.dumps(todo.to_dict()))["num_key_value_heads"] == 1
+
+
+def shrink_config(folder: Path) -> None:
+    edit(folder, num_key_value_heads=1)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+BAD = {
+    "kv_heads 3": (lambda s: None, {"kv_heads": 3}, PlanError, "1, 2, 4, 8"),
+    "kv_heads 0": (lambda s: None, {"kv_heads": 0}, PlanError, "1, 2, 4, 8"),
+    "kv_heads 16": (lambda s: None, {"kv_heads": 16}, PlanError, "1, 2, 4, 8"),
+    "method": (lambda s: None, {"kv_heads": 2, "method": "median"}, PlanError, "mean"),
+    "config only": (shrink_config, {"kv_heads": 1}, CheckpointError, "editing them"),
+    "bert": (lambda s: edit(s, model_type="bert"), {"kv_heads": 2}, FamilyError, "llama"),
+    "layers": (lambda s: edit(s, num_hidden_layers=3), {"kv_heads": 2}, CheckpointError, "layers"),
+    "fewer layers": (
+        lambda s: edit(s, num_hidden_layers=1), {"kv_heads": 2}, CheckpointError, "layers",
+    ),
+    "bias": (lambda s: edit(s, attention_bias=True), {"kv_heads": 2}, CheckpointError, "biases"),
+    "no weights": (
+        lambda s: (s / "model.safetensors").unlink(), {"kv_heads": 2}, CheckpointError, "save_pret",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_request_is_refused_and_writes_nothing(tmp_path: Path, case: str) -> None:
+    damage, options, kind, fix = BAD[case]
+    source = tiny_checkpoint(tmp_path / "source")
+    damage(source)
+    with pytest.raises(kind) as caught:
+        convert(source, tmp_path / "out", **options)
+    assert fix in caught.value.fix
+    assert len(str(caught.value).splitlines()) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_output_that_exists_is_refused_before_any_work(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match="exists"):
+        convert(source, tmp_path / "out", kv_heads=2)
+    convert(source, tmp_path / "out", kv_heads=2, overwrite=True)
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_truncated_shard_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    weights = source / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(UpcycleError, match="header speaks of"):
+        convert(source, tmp_path / "out", kv_heads=2)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,63 @@
+"""`upcycle convert`: make a checkpoint with fewer (or more) KV heads."""
+
+from typing import Annotated
+
+import typer
+
+from upcycle.cli.arguments import KvHeads, Method, Output, Overwrite, Seed, Source
+from upcycle.cli.console import Console, Outcome, command, format_bytes
+
+
+@command("convert", epilog="Example: upcycle convert recipes/demo-source out --kv-heads 2")
+def convert_command(
+    console: Console,
+    source: Source,
+    output: Output,
+    kv_heads: KvHeads,
+    method: Method = "mean",
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
+    ] = False,
+) -> Outcome:
+    """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
+    from upcycle.conversion.run import convert
+
+    with console.progress() as watch:
+        result = convert(
+            source,
+            output,
+            kv_heads=kv_heads,
+            method=method,
+            seed=seed,
+            overwrite=overwrite,
+            sha256=sha256,
+            watch=watch,
+        )
+    before = result.plan.source_shape.num_key_value_heads
+    console.print(
+        f"{output}: {before} → {kv_heads} KV heads in {result.plan.source_shape.num_layers} "
+        f"layers, {format_bytes(result.plan.output_bytes)}"
+    )
+    for name in result.left_behind:
+        console.print(f"left behind, since it holds the source's weights: {name}")
+    console.print(_advice(before, kv_heads, method))
+    return Outcome(
+        {
+            "output": str(output),
+            "manifest": dict(result.manifest),
+            "left_behind": result.left_behind,
+        }
+    )
+
+
+def _advice(before: int, after: int, method: str) -> str:
+    if after == before:
+        return "nothing was merged: every tensor is bit-identical to the source's"
+    if after > before:
+        return "KV heads were repeated: the function is exactly the source's"
+    return (
+        f"{method} merging costs quality until the model is uptrained: "
+        "see `upcycle eval` for how much, and `upcycle train` to heal it"
+    )

@@ -1,0 +1,40 @@
+"""`upcycle plan`: what a conversion would do, before any weight is read."""
+
+from upcycle.cli.arguments import KvHeads, Method, Seed, Source
+from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.planning import Attention, plan
+
+
+@command("plan", epilog="Example: upcycle plan recipes/demo-source --kv-heads 2")
+def plan_command(
+    console: Console, source: Source, kv_heads: KvHeads, method: Method = "mean", seed: Seed = 0
+) -> Outcome:
+    """List every tensor operation, sizes and peak memory before any weight is read."""
+    todo = plan(source, kv_heads=kv_heads, method=method, seed=seed)
+    rows = []
+    for shard in todo.shards:
+        for operation in shard.operations:
+            output = operation.output
+            change = "copy"
+            if isinstance(operation, Attention):
+                change = f"layer {operation.layer} {operation.role}"
+                if operation.source_shape != output.shape:
+                    change += f", was {list(operation.source_shape)}"
+            rows.append(
+                [
+                    output.name,
+                    output.dtype,
+                    str(list(output.shape)),
+                    format_bytes(output.nbytes),
+                    change,
+                ]
+            )
+    console.table(["tensor", "dtype", "shape", "size", "operation"], rows)
+    shape = todo.source_shape
+    console.print(
+        f"\n{todo.model_type}: {shape.num_attention_heads} query heads, "
+        f"{shape.num_key_value_heads} → {kv_heads} KV heads; {len(todo.shards)} shard(s), "
+        f"{format_bytes(todo.output_bytes)} to write, "
+        f"at most {format_bytes(todo.peak_bytes)} of attention in memory"
+    )
+    return Outcome(todo.to_dict())

@@ -1,0 +1,35 @@
+"""`upcycle verify`: the exactness checks, each with its measured number."""
+
+from typing import Annotated
+
+import typer
+
+from upcycle.cli.arguments import Source
+from upcycle.cli.console import Console, Outcome, command
+
+
+@command("verify", epilog="Example: upcycle verify recipes/demo-source out")
+def verify_command(
+    console: Console,
+    source: Source,
+    output: Annotated[str, typer.Argument(help="The folder that convert made.")],
+) -> Outcome:
+    """Prove what is exact about a conversion: untouched bytes, head order, cache, reload."""
+    from upcycle.conversion.verify import verify
+
+    with console.progress() as watch:
+        result = verify(source, output, watch=watch)
+    rows = [
+        [
+            check.name,
+            f"{check.measured:.3g}",
+            f"{check.limit:.3g}",
+            "ok" if check.passed else "FAILED",
+        ]
+        for check in result.checks
+    ]
+    console.table(["check", "measured", "limit", ""], rows)
+    for check in result.checks:
+        if not check.passed:
+            console.print(f"failed: {check.name}: {check.detail}")
+    return Outcome(result.to_dict(), passed=result.passed)

@@ -1,0 +1,230 @@
+"""The exactness checks, each with its measured number and its limit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from upcycle.attention import AttentionWeights
+from upcycle.checkpoint.loading import load_model
+from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.conversion.run import merge_layer
+from upcycle.families import family_of
+from upcycle.heads.methods import MergeRequest, get_method
+from upcycle.heads.permute import permute_kv_heads
+from upcycle.heads.reference import attention_output
+from upcycle.kvcache.counting import kv_cache_bytes
+from upcycle.kvcache.measured import measured_cache_bytes
+from upcycle.planning import Attention, Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PERMUTED_LIMIT = 1e-10
+PLANTED_ERROR = 1e-8
+CACHED_LOGITS_LIMIT = 1e-4
+_PROBE_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Check:
+    """One exactness check.
+
+    Attributes:
+        name: what must hold.
+        measured: the number that was seen.
+        limit: the largest number that passes; 0 means bit-identical or equal.
+        detail: what was compared, or where it failed first.
+    """
+
+    name: str
+    measured: float
+    limit: float
+    detail: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the number is within its limit (a NaN is not)."""
+        return self.measured <= self.limit
+
+
+def check_untouched(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
+    """Every tensor that the plan copies has the source's bytes, dtype and name."""
+    copies = [op.output for op in todo.operations if not isinstance(op, Attention)]
+    differing = []
+    for spec in copies:
+        found = output.tensors.get(spec.name)
+        same = (
+            found is not None
+            and (found.dtype, found.shape) == (spec.dtype, spec.shape)
+            and all(
+                ours == theirs
+                for ours, theirs in zip(
+                    source.chunks(spec.name), output.chunks(spec.name), strict=True
+                )
+            )
+        )
+        if not same:
+            differing.append(spec.name)
+    extra = sorted(set(output.tensors) - {op.output.name for op in todo.operations})
+    wrong = [*differing, *extra]
+    detail = f"first: {wrong[0]}" if wrong else f"{len(copies)} tensors compared byte by byte"
+    return Check("tensors outside the merged attention are identical", len(wrong), 0, detail)
+
+
+def check_shapes(output: Checkpoint, todo: Plan) -> Check:
+    """The merged tensors have the planned shapes and the source's dtypes."""
+    planned = [op.output for op in todo.operations if isinstance(op, Attention)]
+    wrong = [
+        spec.name
+        for spec in planned
+        if spec.name not in output.tensors
+        or output.tensors[spec.name].shape != spec.shape
+        or output.tensors[spec.name].dtype != spec.dtype
+    ]
+    detail = f"first: {wrong[0]}" if wrong else f"{len(planned)} tensors"
+    return Check("merged tensors have the planned shape and dtype", len(wrong), 0, detail)
+
+
+def check_sidecars(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
+    """The configuration differs in the planned keys alone."""
+    wanted = {**source.config, **todo.config_edits}
+    wrong = sorted(
+        key
+        for key in wanted.keys() | output.config.keys()
+        if wanted.get(key) != output.config.get(key)
+    )
+    detail = f"first: {wrong[0]}" if wrong else f"edited: {', '.join(todo.config_edits) or 'none'}"
+    return Check(f"{CONFIG_FILE} changed in the planned keys alone", len(wrong), 0, detail)
+
+
+def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
+    """Reordered heads give the same attention output, and a planted error would be seen."""
+    worst, least_planted = 0.0, float("inf")
+    for layer, weights in _layers(source, todo):
+        x = _probe_input(weights, layer)
+        generator = torch.Generator().manual_seed(layer)
+        order = torch.randperm(weights.num_key_value_heads, generator=generator).tolist()
+        expected = attention_output(weights, x)
+        permuted = attention_output(permute_kv_heads(weights, order), x)
+        planted = replace(weights, v=weights.v.double() * (1 + PLANTED_ERROR))
+        worst = max(worst, _relative(permuted, expected))
+        least_planted = min(least_planted, _relative(attention_output(planted, x), expected))
+    return [
+        Check(
+            "permuted heads give the same attention output",
+            worst,
+            PERMUTED_LIMIT,
+            "largest relative difference of a layer, fp64",
+        ),
+        Check(
+            "a planted relative error of 1e-8 is seen",
+            0 if least_planted > PERMUTED_LIMIT else 1,
+            0,
+            f"seen as {least_planted:.1e}",
+        ),
+    ]
+
+
+def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
+    """The method loses nothing where the heads of a group are already equal."""
+    method = get_method(todo.method)
+    groups = todo.num_key_value_heads
+    size = todo.source_shape.num_key_value_heads // groups
+    worst = 0.0
+    for layer, weights in _layers(source, todo):
+        tied = _tie_groups(weights, size)
+        request = MergeRequest(groups, layer, todo.seed, todo.initializer_range)
+        merged = method.merge(tied, request)
+        x = _probe_input(weights, layer)
+        difference = _relative(attention_output(merged, x), attention_output(tied, x))
+        worst = max(worst, difference)
+    return Check(
+        f"{todo.method} merges equal heads without loss",
+        worst,
+        PERMUTED_LIMIT,
+        "largest relative difference of a layer, fp64",
+    )
+
+
+def check_repeated(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
+    """Raised KV heads are the source's, repeated, bit for bit."""
+    family = family_of(source.config)
+    wrong = []
+    for layer in range(todo.source_shape.num_layers):
+        expected = merge_layer(source, family, todo, layer)
+        for role, name in family.tensor_names(layer, todo.source_shape).items():
+            if not torch.equal(expected[role], output.read(name)):
+                wrong.append(name)
+    detail = f"first: {wrong[0]}" if wrong else f"{todo.source_shape.num_layers} layers"
+    return Check("repeated KV heads are bit-identical", len(wrong), 0, detail)
+
+
+def check_reload(output: Path, todo: Plan) -> list[Check]:
+    """Plain transformers loads the output; its cache is right and as small as predicted."""
+    from transformers import DynamicCache
+
+    model = load_model(output, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (1, _PROBE_TOKENS), generator=generator)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        steps = [
+            model(ids[:, i : i + 1], cache=cache, use_cache=True).logits
+            for i in range(_PROBE_TOKENS)
+        ]
+    difference = _relative(torch.cat(steps, 1), whole)
+    predicted = kv_cache_bytes(todo.target_shape, length=_PROBE_TOKENS, bytes_per_element=4)
+    measured = measured_cache_bytes(cache)
+    return [
+        Check(
+            "plain AutoModelForCausalLM gives the same logits with and without cache",
+            difference,
+            CACHED_LOGITS_LIMIT,
+            f"{_PROBE_TOKENS} tokens, fp32, relative to the largest logit",
+        ),
+        Check(
+            "the cache holds the predicted bytes",
+            abs(measured - predicted),
+            0,
+            f"{measured:,} bytes for {_PROBE_TOKENS} tokens in fp32",
+        ),
+    ]
+
+
+def _layers(source: Checkpoint, todo: Plan) -> Iterator[tuple[int, AttentionWeights]]:
+    """The source's attention, one layer in memory at a time."""
+    family = family_of(source.config)
+    for layer in range(todo.source_shape.num_layers):
+        names = family.tensor_names(layer, todo.source_shape)
+        tensors = {role: source.read(name) for role, name in names.items()}
+        yield layer, family.read(tensors, todo.source_shape)
+
+
+def _tie_groups(weights: AttentionWeights, size: int) -> AttentionWeights:
+    """Replace every KV head by the first of its group of `size`."""
+
+    def tie(heads: "Tensor | None") -> "Tensor | None":
+        return None if heads is None else heads[::size].repeat_interleave(size, 0)
+
+    return replace(
+        weights,
+        k=weights.k[::size].repeat_interleave(size, 0),
+        v=weights.v[::size].repeat_interleave(size, 0),
+        k_bias=tie(weights.k_bias),
+        v_bias=tie(weights.v_bias),
+    )
+
+
+def _probe_input(weights: AttentionWeights, layer: int) -> "Tensor":
+    """[T, D] fp64 noise of unit scale, as after a norm."""
+    generator = torch.Generator().manual_seed(layer)
+    size = (_PROBE_TOKENS, weights.q.shape[-1])
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def _relative(found: "Tensor", expected: "Tensor") -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()

@@ -1,0 +1,77 @@
+"""Prove what is exact about a conversion."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.manifest import read_manifest
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion import checks
+from upcycle.conversion.checks import Check
+from upcycle.errors import CheckpointError
+from upcycle.families import shape_of
+from upcycle.planning import plan
+from upcycle.progress import Progress, Watcher, ignore
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The checks that apply to a conversion."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The checks as JSON-serialisable data."""
+        rows = [{**asdict(check), "passed": check.passed} for check in self.checks]
+        return {"passed": self.passed, "checks": rows}
+
+
+def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -> Verification:
+    """Check a converted folder against its source, one layer in memory at a time.
+
+    Args:
+        source: the checkpoint that was converted.
+        output: the folder that `convert` made.
+        watch: told the checks that are done.
+
+    Raises:
+        CheckpointError: one of the two is damaged, or the output is no conversion of the source.
+    """
+    before, after = Checkpoint.open(source), Checkpoint.open(output)
+    manifest = read_manifest(after.folder)
+    if manifest is None or manifest["stage"] != "convert":
+        raise CheckpointError(
+            f"{after.folder} was not made by `upcycle convert`",
+            where=str(after.folder / "upcycle.json"),
+            fix="verify the folder that convert made; compare others with `upcycle eval`",
+        )
+    options = manifest["options"]
+    todo = plan(
+        before,
+        kv_heads=shape_of(after.config).num_key_value_heads,
+        method=options["method"],
+        seed=options["seed"],
+    )
+    steps = [
+        lambda: [checks.check_untouched(before, after, todo)],
+        lambda: [checks.check_shapes(after, todo)],
+        lambda: [checks.check_sidecars(before, after, todo)],
+        lambda: checks.check_permuted_heads(before, todo),
+    ]
+    now, wanted = todo.source_shape.num_key_value_heads, todo.num_key_value_heads
+    if wanted < now and options["method"] != "random":  # which draws new heads from nothing
+        steps.append(lambda: [checks.check_equal_heads(before, todo)])
+    if wanted > now:
+        steps.append(lambda: [checks.check_repeated(before, after, todo)])
+    steps.append(lambda: checks.check_reload(after.folder, todo))
+    found: list[Check] = []
+    for index, step in enumerate(steps):
+        watch(Progress("verify", index, len(steps), "checks"))
+        found += step()
+    watch(Progress("verify", len(steps), len(steps), "checks"))
+    return Verification(tuple(found))
