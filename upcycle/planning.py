@@ -124,7 +124,7 @@ def plan(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     family = family_of(checkpoint.config)
     shape = family.shape(checkpoint.config)
-    _check_kv_heads(shape, kv_heads)
+    check_kv_heads(shape, kv_heads)
     roles = _attention_tensors(checkpoint, family, shape)
     target = replace(shape, num_key_value_heads=kv_heads)
     merges = kv_heads != shape.num_key_value_heads
@@ -155,13 +155,18 @@ def plan(
     )
 
 
-def _check_kv_heads(shape: AttentionShape, kv_heads: int) -> None:
+def check_kv_heads(shape: AttentionShape, kv_heads: int, where: str = "--kv-heads") -> None:
+    """Refuse a number of KV heads that the model cannot have.
+
+    Raises:
+        PlanError: with the list of those that it can.
+    """
     allowed = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
     if kv_heads not in allowed:
         raise PlanError(
             f"cannot make {kv_heads} KV heads from {shape.num_attention_heads} query heads "
             f"and {shape.num_key_value_heads} KV heads",
-            where="--kv-heads",
+            where=where,
             fix=f"choose one of {', '.join(map(str, allowed))}",
         )
 

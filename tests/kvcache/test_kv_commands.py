@@ -1,0 +1,167 @@
+"""`upcycle inspect` and `upcycle capacity` as a user calls them."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from upcycle.checkpoint.headers import TensorSpec, header_bytes
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.cli import capacity as _capacity  # noqa: F401 - registers the command
+from upcycle.cli import inspect as _inspect  # noqa: F401 - registers the command
+from upcycle.cli.app import app
+from upcycle.families import family_of
+from upcycle.kvcache.inspection import inspect_checkpoint
+from upcycle.planning import plan
+
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1000,
+}
+LLAMA_3_70B = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+
+
+def headers_only(folder: Path, config: dict[str, Any], dtype: str = "BF16") -> Path:
+    """A checkpoint of attention and an embedding whose data is a hole in the file."""
+    family = family_of(config)
+    shape = family.shape(config)
+    tensors = [TensorSpec("model.embed_tokens.weight", "F32", (10, shape.hidden_size))]
+    for layer in range(shape.num_layers):
+        names, shapes = family.tensor_names(layer, shape), family.tensor_shapes(shape)
+        tensors += [TensorSpec(name, dtype, shapes[role]) for role, name in names.items()]
+    header = header_bytes(tensors, {"format": "pt"})
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(tensor.nbytes for tensor in tensors))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def result_of(*arguments: str | Path) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+def test_inspect_reports_the_model_and_every_choice(tmp_path: Path) -> None:
+    data = result_of("inspect", headers_only(tmp_path, CONFIG))
+    assert (data["model_type"], data["kind"]) == ("qwen2", "GQA")
+    assert data["num_parameters"] == 320 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 32 + 2 * 16)
+    assert data["bytes_by_dtype"] == {"BF16": 2 * (data["num_parameters"] - 320), "F32": 1280}
+    assert data["weight_bytes"] == sum(data["bytes_by_dtype"].values())
+    assert [choice["kv_heads"] for choice in data["choices"]] == [8, 4, 2, 1]
+    assert [choice["kind"] for choice in data["choices"]] == ["MHA", "GQA", "GQA", "MQA"]
+    assert [choice["kv_bytes_per_token"] for choice in data["choices"]] == [256, 128, 64, 32]
+    assert data["choices"][2]["cache_bytes_saved"] == (128 - 64) * data["reference_length"]
+
+
+def test_weights_saved_are_those_of_the_plan(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(headers_only(tmp_path, CONFIG))
+    for choice in inspect_checkpoint(checkpoint).choices:
+        planned = plan(checkpoint, kv_heads=choice.kv_heads).output_bytes
+        assert choice.weight_bytes_saved == checkpoint.weight_bytes - planned
+
+
+def test_inspect_shows_a_table_for_people(tmp_path: Path) -> None:
+    output = run("inspect", headers_only(tmp_path, CONFIG, dtype="F32")).stdout
+    assert "GQA: 8 query heads, 4 KV heads, head_dim 4, 2 layers" in output
+    assert "4 (now)" in output
+    assert "4 bytes an element" in output
+
+
+def test_inspect_refuses_a_config_that_contradicts_the_tensors(tmp_path: Path) -> None:
+    headers_only(tmp_path, CONFIG)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 2}))
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 2
+    assert "k_proj" in result.stderr
+    assert len(result.stderr.splitlines()) == 3
+
+
+def test_capacity_of_a_bare_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_3_70B))
+    options = ["--weights", "140GB", "--reserve", "20GB", "--gpu-memory", "80GB", "--gpus", "4"]
+    data = result_of("capacity", config, *options, "--batch", "32")
+    requests = {fit["kv_heads"]: fit["requests"] for fit in data["fits"]}
+    assert (requests[8], requests[64]) == (59, 7)
+    assert data["recommendation"]["kv_heads"] == 8
+    assert data["deployment"]["context"] == 8192
+    table = run("capacity", config, *options).stdout
+    assert "8 (now)" in table
+    assert "warning: g=2: each KV head is stored on 2 GPUs" in table
+
+
+def test_capacity_takes_shrinking_weights_from_the_headers(tmp_path: Path) -> None:
+    data = result_of("capacity", headers_only(tmp_path, CONFIG), "--gpu-memory", "1MiB")
+    checkpoint = Checkpoint.open(tmp_path)
+    for fit in data["fits"]:
+        assert fit["weight_bytes"] == plan(checkpoint, kv_heads=fit["kv_heads"]).output_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpu-memory", "80GB", "--gpus", "0"], "gpus cannot be 0"),
+        (["--gpu-memory", "80GB", "--context", "-1"], "context cannot be -1"),
+        (["--gpu-memory", "80 GPUs"], "'80 GPUs' is not a memory size"),
+        (["--gpu-memory", "80GB", "--kv-dtype", "fp7"], "unknown KV cache dtype 'fp7'"),
+        (["--gpu-memory", "80GB", "--batch", "0"], "batch cannot be 0"),
+        (["--gpu-memory", "80GB", "--gpus", "3"], "tensor_parallel cannot be 3"),
+        (["--gpu-memory", "80GB", "--weights", "many"], "'many' is not a memory size"),
+    ],
+)
+def test_nonsense_is_refused_in_three_lines(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    result = run("capacity", headers_only(tmp_path, CONFIG), *options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {message}\n")
+    assert len(result.stderr.splitlines()) == 3
+
+
+def test_a_bare_config_without_weights_asks_for_them(tmp_path: Path) -> None:
+    headers_only(tmp_path, CONFIG)
+    result = run("capacity", tmp_path / "config.json", "--gpu-memory", "80GB")
+    assert result.exit_code == 2
+    assert "give --weights" in result.stderr
+
+
+def test_weights_larger_than_memory_are_an_answer(tmp_path: Path) -> None:
+    result = run("capacity", headers_only(tmp_path, CONFIG), "--gpu-memory", "1KB")
+    assert result.exit_code == 0
+    assert "0 requests fit" in result.stdout
+
+
+@pytest.mark.parametrize("options", [["inspect"], ["capacity", "--gpu-memory", "80GiB"]], ids=str)
+def test_four_gigabytes_take_less_than_a_second_of_cpu(tmp_path: Path, options: list[str]) -> None:
+    layers = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}
+    folder = headers_only(tmp_path, {**CONFIG, **layers, "hidden_size": 4096})
+    assert (folder / "model.safetensors").stat().st_size > 4 * 10**9
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "upcycle", options[0], str(folder), *options[1:]]
+    subprocess.run(command, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1

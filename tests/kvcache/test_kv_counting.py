@@ -1,0 +1,158 @@
+"""Counts against loops over every element, and against what a real model does."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import upcycle
+from upcycle.attention import AttentionShape, Rope, valid_kv_heads
+from upcycle.errors import CheckpointError, PlanError, UpcycleError
+from upcycle.families import shape_of
+from upcycle.kvcache.counting import (
+    attention_core_macs,
+    count_attention,
+    kv_cache_bytes,
+    kv_cache_elements,
+    kv_projection_macs,
+    kv_projection_parameters,
+    parameters_saved,
+)
+
+small = st.integers(1, 4)
+
+
+@st.composite
+def shapes(draw: Callable[..., Any]) -> AttentionShape:
+    kv_heads = draw(small)
+    return AttentionShape(
+        num_layers=draw(small),
+        num_attention_heads=kv_heads * draw(small),
+        num_key_value_heads=kv_heads,
+        head_dim=draw(small),
+        value_head_dim=draw(small),
+        hidden_size=draw(small),
+        rope=Rope("none", 0),
+        qkv_bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+    )
+
+
+@given(shape=shapes(), length=st.integers(0, 5), batch=st.integers(0, 3), data=st.data())
+def test_counts_are_those_of_loops(
+    shape: AttentionShape, length: int, batch: int, data: st.DataObject
+) -> None:
+    choices = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
+    kv_heads = data.draw(st.sampled_from(choices))
+    cached = core = projections = parameters = 0
+    for _layer in range(shape.num_layers):
+        for _kv_head in range(kv_heads):
+            for _channel in range(shape.head_dim + shape.value_head_dim):
+                parameters += shape.hidden_size + (1 if shape.qkv_bias else 0)
+                for _token in range(batch * length):
+                    cached += 1
+                    projections += shape.hidden_size
+        for _query_head in range(shape.num_attention_heads):
+            for _query in range(2 * batch):
+                for _key in range(length):
+                    core += shape.head_dim  # one score
+                    core += shape.value_head_dim  # one weighted value
+    assert kv_cache_elements(shape, kv_heads, length=length, batch=batch) == cached
+    assert kv_projection_macs(shape, kv_heads, tokens=batch * length) == projections
+    assert kv_projection_parameters(shape, kv_heads) == parameters
+    assert attention_core_macs(shape, queries=2, keys=length, batch=batch) == core
+
+
+@given(shape=shapes())
+def test_core_macs_do_not_depend_on_kv_heads_and_savings_do(shape: AttentionShape) -> None:
+    choices = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
+    counts = [count_attention(shape, kv_heads, length=7) for kv_heads in choices]
+    assert len({count.core_macs for count in counts}) == 1
+    for count in counts:
+        assert count.projection_parameters == kv_projection_parameters(
+            replace(shape, num_key_value_heads=count.kv_heads)
+        )
+    assert parameters_saved(shape, shape.num_key_value_heads) == 0
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+def test_counts_are_those_of_a_real_forward_and_its_cache(kv_heads: int) -> None:
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=kv_heads,
+        head_dim=6,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).eval()
+    shape = shape_of(config.to_dict())
+    tokens = torch.zeros(3, 5, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+
+    def macs(module: str, operation: Any) -> int:
+        name = f"LlamaForCausalLM.model.layers.{{}}.self_attn{module}"
+        counts = counter.get_flop_counts()
+        return sum(counts[name.format(layer)][operation] for layer in range(2)) // 2
+
+    core = attention_core_macs(shape, queries=5, keys=5, batch=3)
+    assert macs("", torch.ops.aten.bmm) == core
+    projections = macs(".k_proj", torch.ops.aten.mm) + macs(".v_proj", torch.ops.aten.mm)
+    assert projections == kv_projection_macs(shape, tokens=15)
+    cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert cached == kv_cache_elements(shape, length=5, batch=3)
+    stored = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if "k_proj" in name or "v_proj" in name
+    )
+    assert stored == kv_projection_parameters(shape)
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
+
+def test_bytes_of_a_config_its_file_its_folder_and_its_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    expected = 2 * 3 * 4 * 8 * 10 * 2
+    for source in (CONFIG, tmp_path / "config.json", str(tmp_path), shape_of(CONFIG)):
+        assert upcycle.kv_cache_bytes(source, length=10) == expected
+
+
+def test_head_dim_is_the_configured_one() -> None:
+    assert kv_cache_bytes({**CONFIG, "head_dim": 16}) == 2 * kv_cache_bytes(CONFIG)
+
+
+@pytest.mark.parametrize("kv_heads", [0, -1, 3, 16])
+def test_an_impossible_number_of_kv_heads_is_refused_with_the_possible_ones(kv_heads: int) -> None:
+    with pytest.raises(PlanError) as caught:
+        kv_cache_bytes(CONFIG, kv_heads=kv_heads)
+    assert caught.value.fix == "choose one of 1, 2, 4, 8"
+
+
+@pytest.mark.parametrize("name", ["length", "batch", "bytes_per_element"])
+def test_a_negative_count_is_refused(name: str) -> None:
+    with pytest.raises(UpcycleError, match=f"{name} is negative"):
+        kv_cache_bytes(CONFIG, **{name: -1})
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        kv_cache_bytes(tmp_path)

@@ -1,0 +1,60 @@
+"""`upcycle inspect`: what a checkpoint is, and what a conversion would save."""
+
+from dataclasses import asdict
+
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.cli.arguments import Source
+from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.kvcache.inspection import REFERENCE_LENGTH, Inspection, inspect_checkpoint
+
+
+@command("inspect", epilog="Example: upcycle inspect recipes/demo-source")
+def inspect_command(console: Console, source: Source) -> Outcome:
+    """Show heads, KV cache per token, and what each valid number of KV heads would save.
+
+    Reads config.json and the safetensors headers; no weights.
+    """
+    inspection = inspect_checkpoint(Checkpoint.open(source))
+    _show(console, source, inspection)
+    data = {"source": source, **asdict(inspection)}
+    return Outcome({**data, "reference_length": REFERENCE_LENGTH})
+
+
+def _show(console: Console, source: str, inspection: Inspection) -> None:
+    shape, now = inspection.shape, inspection.now
+    dtypes = ", ".join(
+        f"{dtype} {format_bytes(count)}" for dtype, count in inspection.bytes_by_dtype.items()
+    )
+    console.print(f"{source}: {inspection.model_type}")
+    console.print(
+        f"attention   {inspection.kind}: {shape.num_attention_heads} query heads, "
+        f"{shape.num_key_value_heads} KV heads, head_dim {shape.head_dim}, "
+        f"{shape.num_layers} layers"
+    )
+    console.print(f"weights     {inspection.num_parameters:,} parameters, {dtypes}")
+    console.print(
+        f"KV cache    {now.kv_bytes_per_token:,} B/token at "
+        f"{inspection.kv_bytes_per_element} bytes an element, "
+        f"{format_bytes(now.kv_bytes_per_token * REFERENCE_LENGTH)} "
+        f"for {REFERENCE_LENGTH:,} tokens"
+    )
+    console.print()
+    console.table(
+        (
+            "KV heads",
+            "kind",
+            "KV B/token",
+            f"cache saved at {REFERENCE_LENGTH:,}",
+            "weights saved",
+        ),
+        [
+            (
+                f"{choice.kv_heads} (now)" if choice == now else str(choice.kv_heads),
+                choice.kind,
+                f"{choice.kv_bytes_per_token:,}",
+                format_bytes(choice.cache_bytes_saved),
+                format_bytes(choice.weight_bytes_saved),
+            )
+            for choice in inspection.choices
+        ],
+    )

@@ -1,0 +1,69 @@
+"""How many bytes of weights a model has now, and with another number of KV heads."""
+
+from dataclasses import dataclass
+
+from upcycle.attention import AttentionShape
+from upcycle.checkpoint.headers import DTYPE_BITS
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.families import family_of
+from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
+from upcycle.planning import plan
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one copy of a model.
+
+    Attributes:
+        total_bytes: all of them, with the KV heads that the model has now.
+        kv_bytes_per_element: of the K and V projections. None where only the total is known; then
+            the weights are taken to be the same for every number of KV heads.
+    """
+
+    total_bytes: int
+    kv_bytes_per_element: int | None = None
+
+    def kv_bytes(self, shape: AttentionShape, kv_heads: int) -> int:
+        """Bytes of the K and V projections, 0 where their dtype is not known."""
+        return kv_projection_parameters(shape, kv_heads) * (self.kv_bytes_per_element or 0)
+
+    def bytes_with(self, shape: AttentionShape, kv_heads: int) -> int:
+        """Bytes of all weights after a conversion to `kv_heads`."""
+        saved = parameters_saved(shape, kv_heads) * (self.kv_bytes_per_element or 0)
+        return self.total_bytes - saved
+
+    def bytes_per_gpu(
+        self, shape: AttentionShape, kv_heads: int, kv_heads_per_gpu: int, tensor_parallel: int
+    ) -> int:
+        """Bytes on each GPU of a tensor-parallel group.
+
+        All weights are split evenly, except that each GPU holds the K and V rows of its own heads,
+        also where several GPUs hold the same head.
+        """
+        split = self.bytes_with(shape, kv_heads) - self.kv_bytes(shape, kv_heads)
+        kv_of_one_head = self.kv_bytes(shape, kv_heads) // kv_heads
+        return -(-split // tensor_parallel) + kv_of_one_head * kv_heads_per_gpu
+
+
+def kv_element_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of one element of the K projections, the first layer's standing for all.
+
+    Raises:
+        CheckpointError: the attention tensors contradict the config.
+        FamilyError: the model's attention is not supported, or its weights are quantised.
+    """
+    family = family_of(checkpoint.config)
+    shape = family.shape(checkpoint.config)
+    plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
+    name = family.tensor_names(0, shape)["k.weight"]
+    return DTYPE_BITS[checkpoint.tensors[name].dtype] // 8
+
+
+def weights_of(checkpoint: Checkpoint) -> Weights:
+    """The weights of a checkpoint, from its headers.
+
+    Raises:
+        CheckpointError: the attention tensors contradict the config.
+        FamilyError: the model's attention is not supported, or its weights are quantised.
+    """
+    return Weights(checkpoint.weight_bytes, kv_element_bytes(checkpoint))
