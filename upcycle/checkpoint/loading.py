@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
+    from transformers import PreTrainedTokenizerBase
 
 
 def load_model(folder: Path, *, dtype: "torch.dtype", device: str = "cpu") -> Any:
@@ -37,21 +38,21 @@ def load_model(folder: Path, *, dtype: "torch.dtype", device: str = "cpu") -> An
     return model.to(best_device(device)).eval()
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer.
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+    """A checkpoint's own tokenizer.
 
     Raises:
-        CheckpointError: there is none, or it cannot be loaded.
+        CheckpointError: the folder has none that loads without remote code.
     """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise CheckpointError(
-            f"the tokenizer of {folder} cannot be loaded: {error}",
+            f"the tokenizer does not load: {str(error).splitlines()[0]}",
             where=str(folder),
-            fix="put the tokenizer files of the model into its folder",
+            fix="put the tokenizer's files beside the weights",
         ) from error
 
 

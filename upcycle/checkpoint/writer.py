@@ -130,4 +130,4 @@ def tensor_chunks(tensor: "Tensor", dtype: str) -> Iterator[memoryview]:
     import torch
 
     stored = tensor.detach().to("cpu", getattr(torch, _TORCH_DTYPES[dtype])).contiguous()
-    yield memoryview(stored.reshape(-1).view(torch.uint8).numpy())
+    yield stored.reshape(-1).view(torch.uint8).numpy().data

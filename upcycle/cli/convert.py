@@ -6,6 +6,7 @@ import typer
 
 from upcycle.cli.arguments import KvHeads, Method, Output, Overwrite, Seed, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.planning import Copy
 
 
 @command("convert", epilog="Example: upcycle convert recipes/demo-source out --kv-heads 2")
@@ -40,6 +41,8 @@ def convert_command(
         f"{output}: {before} → {kv_heads} KV heads in {result.plan.source_shape.num_layers} "
         f"layers, {format_bytes(result.plan.output_bytes)}"
     )
+    copies = sum(isinstance(op, Copy) for op in result.plan.operations)
+    console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     for name in result.left_behind:
         console.print(f"left behind, since it holds the source's weights: {name}")
     console.print(_advice(before, kv_heads, method))

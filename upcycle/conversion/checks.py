@@ -11,13 +11,14 @@ from upcycle.attention import AttentionWeights
 from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.conversion.run import merge_layer
+from upcycle.conversion.untouched import differing_copies
 from upcycle.families import family_of
 from upcycle.heads.methods import MergeRequest, get_method
 from upcycle.heads.permute import permute_kv_heads
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
 from upcycle.kvcache.measured import measured_cache_bytes
-from upcycle.planning import Attention, Plan
+from upcycle.planning import Attention, Copy, Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,25 +53,9 @@ class Check:
 
 def check_untouched(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
     """Every tensor that the plan copies has the source's bytes, dtype and name."""
-    copies = [op.output for op in todo.operations if not isinstance(op, Attention)]
-    differing = []
-    for spec in copies:
-        found = output.tensors.get(spec.name)
-        same = (
-            found is not None
-            and (found.dtype, found.shape) == (spec.dtype, spec.shape)
-            and all(
-                ours == theirs
-                for ours, theirs in zip(
-                    source.chunks(spec.name), output.chunks(spec.name), strict=True
-                )
-            )
-        )
-        if not same:
-            differing.append(spec.name)
-    extra = sorted(set(output.tensors) - {op.output.name for op in todo.operations})
-    wrong = [*differing, *extra]
-    detail = f"first: {wrong[0]}" if wrong else f"{len(copies)} tensors compared byte by byte"
+    wrong = differing_copies(source, output, todo)
+    copies = sum(isinstance(op, Copy) for op in todo.operations)
+    detail = f"first: {wrong[0]}" if wrong else f"{copies} tensors compared byte by byte"
     return Check("tensors outside the merged attention are identical", len(wrong), 0, detail)
 
 

@@ -12,6 +12,7 @@ from upcycle.checkpoint.reader import CONFIG_FILE, INDEX_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, staged
 from upcycle.checkpoint.writer import ShardWriter, tensor_chunks, write_index
+from upcycle.conversion.untouched import differing_copies
 from upcycle.families import Family, Role, family_of
 from upcycle.heads.methods import MergeRequest, get_method
 from upcycle.heads.pool import repeat
@@ -53,7 +54,8 @@ def convert(
     """Convert a checkpoint to `kv_heads` KV heads.
 
     The output folder appears whole or not at all. Only attention is decoded; every other tensor
-    is copied as bytes, and `config.json` changes in the keys of the plan alone.
+    is copied as bytes and compared after writing, and `config.json` changes in the keys of the
+    plan alone.
 
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
@@ -90,6 +92,8 @@ def convert(
             where=checkpoint.folder / CONFIG_FILE,
         )
         (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
+        differing = differing_copies(checkpoint, Checkpoint.open(folder), todo)
+        assert not differing, f"copied tensors differ from the source: {differing}"
         manifest = write_manifest(
             folder,
             stage="convert",

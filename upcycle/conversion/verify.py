@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.checkpoint.reader import Checkpoint
@@ -12,6 +12,9 @@ from upcycle.errors import CheckpointError
 from upcycle.families import shape_of
 from upcycle.planning import plan
 from upcycle.progress import Progress, Watcher, ignore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         method=options["method"],
         seed=options["seed"],
     )
-    steps = [
+    steps: list[Callable[[], list[Check]]] = [
         lambda: [checks.check_untouched(before, after, todo)],
         lambda: [checks.check_shapes(after, todo)],
         lambda: [checks.check_sidecars(before, after, todo)],

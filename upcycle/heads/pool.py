@@ -22,8 +22,7 @@ def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the mean of its group; biases are pooled with the same coefficients."""
 
     def pool(heads: Tensor) -> Tensor:  # [K, ...] -> [g, ...]
-        groups = heads.double().unflatten(0, (request.num_key_value_heads, -1))
-        return groups.mean(1).to(heads.dtype)
+        return _groups(heads.double(), request).mean(1).to(heads.dtype)
 
     return _map_kv(weights, pool)
 
@@ -33,7 +32,7 @@ def first(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the first of its group."""
 
     def pool(heads: Tensor) -> Tensor:  # [K, ...] -> [g, ...]
-        return heads.unflatten(0, (request.num_key_value_heads, -1))[:, 0]
+        return _groups(heads, request)[:, 0]
 
     return _map_kv(weights, pool)
 
@@ -64,6 +63,11 @@ def repeat(weights: AttentionWeights, num_key_value_heads: int) -> AttentionWeig
     """Raise K to a multiple of it by repeating each KV head: exact, the inverse of a merge."""
     times = num_key_value_heads // weights.num_key_value_heads
     return _map_kv(weights, lambda heads: heads.repeat_interleave(times, 0))
+
+
+def _groups(heads: Tensor, request: MergeRequest) -> Tensor:
+    """[K, ...] as [g, K / g, ...]: groups are contiguous."""
+    return heads.reshape(request.num_key_value_heads, -1, *heads.shape[1:])
 
 
 def _map_kv(weights: AttentionWeights, function: Pool) -> AttentionWeights:

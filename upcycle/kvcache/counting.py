@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from upcycle.attention import AttentionShape, valid_kv_heads
+from upcycle.attention import AttentionShape
 from upcycle.checkpoint.reader import CONFIG_FILE, read_config, resolve
 from upcycle.errors import UpcycleError
 from upcycle.families import shape_of

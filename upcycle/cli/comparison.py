@@ -1,0 +1,24 @@
+"""Print a comparison: the table of models and the verdict."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from upcycle.cli.console import Console
+from upcycle.report import summary
+
+
+def print_comparison(console: Console, comparison: Mapping[str, Any]) -> None:
+    """One row per model, what they were measured on, and what the margins say.
+
+    Args:
+        console: where to print.
+        comparison: the `comparison` part of report.json.
+    """
+    text = comparison["text"]
+    kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])
+    console.print(f"{text['tokens']:,} tokens of {kind}, {text['documents']:,} documents")
+    header, *rows = summary.overview(comparison)
+    console.table(header, rows)
+    for line in summary.margin_lines(comparison):
+        console.print(line)
+    console.print(summary.verdict(comparison).headline)

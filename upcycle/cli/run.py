@@ -1,0 +1,45 @@
+"""`upcycle run`: all stages of a recipe."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upcycle.cli.console import Console, Outcome, command
+
+
+@command("run", epilog="Example: upcycle run recipes/demo.yaml")
+def run_command(
+    console: Console,
+    recipe: Annotated[Path, typer.Argument(help="A recipe, .yaml or .py.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[section.key=value ...]")
+    ] = None,
+) -> Outcome:
+    """Convert, train, evaluate and export by a recipe; finished stages are skipped."""
+    from upcycle.recipe.loading import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+
+    from upcycle.cli.comparison import print_comparison
+    from upcycle.pipeline import run
+
+    command_line = " ".join(["upcycle", "run", recipe.name, *(overrides or [])])
+
+    def announce(stage: str, skipped: bool) -> None:
+        console.print(f"{stage}: {'finished before' if skipped else 'running'}")
+
+    with console.progress() as watch:
+        result = run(loaded, command=command_line, watch=watch, announce=announce)
+    print_comparison(console, result.report["comparison"])
+    console.print(f"report   {result.layout.report / 'report.html'}")
+    if result.package is not None:
+        console.print(f"package  {result.package}")
+    return Outcome(
+        {
+            "output": str(result.layout.output),
+            "skipped": list(result.skipped),
+            "report": dict(result.report),
+        },
+        passed=result.passed,
+    )

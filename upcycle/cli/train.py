@@ -1,0 +1,87 @@
+"""`upcycle train`: uptrain the converted checkpoint of a recipe."""
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upcycle.cli.arguments import Overwrite
+from upcycle.cli.console import Console, Outcome, command
+from upcycle.errors import RecipeError, TrainingError
+from upcycle.recipe.loading import load_recipe
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value ...]", help="Values instead of the recipe's."),
+]
+
+
+@command("train", epilog="Example: upcycle train recipes/demo.yaml train.steps=20")
+def train_command(
+    console: Console,
+    recipe_file: RecipeFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest complete training state.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> Outcome:
+    """Uptrain OUTPUT/converted towards the recipe's source, into OUTPUT/uptrained.
+
+    For several processes: torchrun --nproc-per-node N -m upcycle train RECIPE
+    """
+    recipe = load_recipe(recipe_file, overrides or ())
+    if recipe.train is None:
+        raise RecipeError(
+            "the recipe has no train section", where=str(recipe_file), fix="add one to train"
+        )
+    converted = recipe.output / "converted"
+    if not converted.is_dir():
+        raise TrainingError(
+            f"there is no converted checkpoint {converted}",
+            where=str(recipe.output),
+            fix=f"run `upcycle convert {recipe.source} {converted} "
+            f"--kv-heads {recipe.convert.kv_heads}`, or `upcycle run {recipe_file}`",
+        )
+    from upcycle.checkpoint.reader import resolve
+    from upcycle.training.loop import uptrain
+
+    _speak_once()
+    with console.progress() as watch:
+        result = uptrain(
+            converted,
+            resolve(recipe.source),
+            recipe.train,
+            recipe.output / "uptrained",
+            recipe.output / "training",
+            resume=resume,
+            overwrite=overwrite,
+            watch=watch,
+        )
+    for note in result.notes:
+        console.print(note)
+    console.table(
+        ("held-out, nats per token", "before", "after"),
+        [
+            ("NLL", *(f"{value:.4f}" for value in result.heldout_nll)),
+            ("KL(source || model)", *(f"{value:.4f}" for value in result.heldout_kl)),
+        ],
+    )
+    console.print(
+        f"{result.steps} steps, {result.tokens:,} tokens, "
+        f"{result.tokens_per_second:,.0f} tokens/s; "
+        f"{result.stored_moved:.1%} of the stored weights moved"
+    )
+    console.print(f"checkpoint  {result.output}")
+    console.print(f"log         {result.log}")
+    return Outcome({**asdict(result), "output": str(result.output), "log": str(result.log)})
+
+
+def _speak_once() -> None:
+    """Under torchrun every process runs this command; only the first one's output is shown."""
+    if os.environ.get("RANK", "0") != "0":
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
