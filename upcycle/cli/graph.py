@@ -8,12 +8,12 @@ import typer
 
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError
+from upcycle.kvcache.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from upcycle.export.graph import Function, Graph
     from upcycle.export.traffic import Traffic
 
-_UNITS = {"MB/s": 10**6, "GB/s": 10**9, "MiB/s": 2**20, "GiB/s": 2**30, "B/s": 1}
 _BANDWIDTH = "55900MB/s"
 
 
@@ -118,13 +118,12 @@ def _show_alternatives(console: Console, graph: "Graph", speed: float) -> list[d
     return rows
 
 
-def _parse_bandwidth(text: str) -> float:
-    for unit, factor in _UNITS.items():
-        number = text.removesuffix(unit).strip()
-        if text.endswith(unit) and number.replace(".", "", 1).isdigit() and float(number) > 0:
-            return float(number) * factor
-    raise ExportError(
-        f"{text!r} is no bandwidth",
-        where="--bandwidth",
-        fix=f"pass a number and a unit ({', '.join(_UNITS)}), such as {_BANDWIDTH}",
-    )
+def _parse_bandwidth(text: str) -> int:
+    speed = parse_bytes(text.removesuffix("/s"), where="--bandwidth")
+    if speed == 0:
+        raise ExportError(
+            f"a bandwidth of {text} moves nothing",
+            where="--bandwidth",
+            fix=f"pass more, such as {_BANDWIDTH}",
+        )
+    return speed

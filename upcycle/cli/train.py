@@ -50,7 +50,8 @@ def train_command(
     from upcycle.checkpoint.reader import resolve
     from upcycle.training.loop import uptrain
 
-    _speak_once()
+    if not speaks():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     with console.progress() as watch:
         result = uptrain(
             converted,
@@ -81,7 +82,6 @@ def train_command(
     return Outcome({**asdict(result), "output": str(result.output), "log": str(result.log)})
 
 
-def _speak_once() -> None:
-    """Under torchrun every process runs this command; only the first one's output is shown."""
-    if os.environ.get("RANK", "0") != "0":
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+def speaks() -> bool:
+    """Under torchrun every process runs this command; only the first one prints."""
+    return os.environ.get("RANK", "0") == "0"

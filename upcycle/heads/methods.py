@@ -56,8 +56,6 @@ def get_method(name: str) -> Method:
     Raises:
         PlanError: there is no such method.
     """
-    from upcycle.heads import pool  # noqa: F401 - registers the package's own methods
-
     found = METHODS.get(name)
     if found is None:
         raise PlanError(
