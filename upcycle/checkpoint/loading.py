@@ -13,28 +13,45 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_model(folder: Path, *, dtype: "torch.dtype", device: str = "cpu") -> Any:
-    """`AutoModelForCausalLM` in evaluation mode.
+def load_model(
+    folder: Path, *, dtype: "torch.dtype", device: str = "cpu", attention: str | None = None
+) -> Any:
+    """`AutoModelForCausalLM` in evaluation mode, complete or not at all.
 
     Args:
         folder: a checkpoint folder.
         dtype: of the parameters in memory.
         device: a torch device; "auto" is the best one that this machine has.
+        attention: transformers' name of an attention implementation; its default where None.
 
     Raises:
-        CheckpointError: transformers cannot load the folder.
+        CheckpointError: transformers cannot load the folder, or would fill tensors with noise.
     """
     from transformers import AutoModelForCausalLM
 
     with _quiet():
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
-                f"transformers cannot load {folder}: {error}",
+                f"transformers cannot load the model: {str(error).splitlines()[0]}",
                 where=str(folder),
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
+    absent = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} tensors of {type(model).__name__} are missing or have another shape, "
+            f"such as {absent[0]}",
+            where=str(folder),
+            fix="fetch or convert the checkpoint again",
+        )
     return model.to(best_device(device)).eval()
 
 

@@ -71,10 +71,11 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         steps.append(lambda: [checks.check_equal_heads(before, todo)])
     if wanted > now:
         steps.append(lambda: [checks.check_repeated(before, after, todo)])
-    steps.append(lambda: checks.check_reload(after.folder, todo))
     found: list[Check] = []
     for index, step in enumerate(steps):
-        watch(Progress("verify", index, len(steps), "checks"))
+        watch(Progress("verify", index, len(steps) + 1, "checks"))
         found += step()
-    watch(Progress("verify", len(steps), len(steps), "checks"))
+    if all(check.passed for check in found):  # a damaged folder may not even load
+        found += checks.check_reload(after.folder, todo)
+    watch(Progress("verify", len(steps) + 1, len(steps) + 1, "checks"))
     return Verification(tuple(found))
