@@ -1,0 +1,229 @@
+"""Compare checkpoints with their source on the same held-out text."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upcycle.checkpoint.loading import load_model, load_tokenizer
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.data.windows import EvalRow
+from upcycle.errors import EvaluationError
+from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
+from upcycle.evaluation.cache_size import kv_cache_of
+from upcycle.evaluation.generation import continuation, greedy_tokens
+from upcycle.evaluation.held_out import read_held_out
+from upcycle.evaluation.margins import check_margins, judge
+from upcycle.evaluation.models import (
+    check_context,
+    check_same_tokenizer,
+    choose_device,
+    choose_dtype,
+    labels_of,
+)
+from upcycle.evaluation.results import (
+    Comparison,
+    Divergence,
+    Generation,
+    Model,
+    NoiseFloor,
+    Settings,
+    Text,
+)
+from upcycle.evaluation.scoring import Scores, one_by_one, score_pair, whole_batches
+from upcycle.evaluation.statistics import RESAMPLES, divergence
+from upcycle.evaluation.worst import worst_tokens
+from upcycle.families import shape_of
+from upcycle.progress import Progress, Watcher, ignore
+
+NOISE_WINDOWS = 8
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A checkpoint with its model in memory."""
+
+    label: str
+    checkpoint: Checkpoint
+    model: Any
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A candidate after its turn, its weights gone again."""
+
+    model: Model
+    source_nll: NDArray[np.float32]
+    tokens: list[list[int]]
+
+
+def evaluate(
+    source: str | Path,
+    candidates: Sequence[str | Path],
+    *,
+    text: Sequence[Path] = (),
+    max_tokens: int = 40_000,
+    sequence_length: int = 512,
+    prompts: Sequence[str] = (),
+    new_tokens: int = 48,
+    margins: Mapping[str, float | None] | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    watch: Watcher = ignore,
+) -> Comparison:
+    """Measure what each candidate lost against the source, and what it saved.
+
+    Source and candidate run side by side, batch by batch, on windows that never mix documents;
+    two models are in memory at a time and nothing is kept but a few numbers per token.
+
+    Args:
+        source: folder or Hub id of the source.
+        candidates: the converted and uptrained checkpoints; the last one is judged.
+        text: held-out files; none means the packaged text.
+        max_tokens: tokens to score at most, spread over the documents.
+        sequence_length: tokens per window at most.
+        prompts: prompts to continue greedily with every model.
+        new_tokens: tokens per continuation at most.
+        margins: limits by name, `kl_mean` and `nll_increase`, in nats per token; None sets none.
+        device: "auto", "cpu", "cuda" or "mps".
+        dtype: dtype of weights and arithmetic; float32 keeps the noise floor near zero.
+        watch: told how many tokens were scored.
+
+    Raises:
+        EvaluationError: models that cannot be compared, or an unknown device, dtype or margin.
+        CheckpointError: a folder that is no checkpoint.
+        FamilyError: a model whose attention is not known.
+        DataError: text that cannot be read.
+    """
+    margins = margins or {}
+    check_margins(margins)
+    if not candidates:
+        raise EvaluationError(
+            "there is nothing to compare the source with",
+            where="candidates",
+            fix="name at least one converted checkpoint",
+        )
+    place, precision = choose_device(device), choose_dtype(dtype)
+    checkpoints = [Checkpoint.open(folder) for folder in (source, *candidates)]
+    labels = labels_of([checkpoint.folder for checkpoint in checkpoints[1:]])
+    tokenizer = load_tokenizer(checkpoints[0].folder)
+    for checkpoint in checkpoints[1:]:
+        check_same_tokenizer(tokenizer, load_tokenizer(checkpoint.folder), checkpoint.folder)
+    held_out = read_held_out(text, tokenizer, sequence_length, max_tokens)
+
+    def load(index: int) -> _Loaded:
+        model = load_model(checkpoints[index].folder, dtype=precision, device=place)
+        check_context(model.config, sequence_length, checkpoints[index].folder)
+        return _Loaded(labels[index], checkpoints[index], model)
+
+    def greedy(loaded: _Loaded) -> list[list[int]]:
+        return [greedy_tokens(loaded.model, tokenizer, prompt, new_tokens) for prompt in prompts]
+
+    reference = load(0)
+    size = batch_size_for(reference.model.config.vocab_size, sequence_length)
+    batches = make_batches(held_out.rows, size)
+    noisy = make_batches(_spread_out(held_out.rows, NOISE_WINDOWS), size)
+    count = _counter(watch, [*noisy, *batches * len(candidates)])
+    noise_floor = _noise_floor(reference.model, noisy, count)
+
+    def turn(index: int) -> _Outcome:
+        candidate = load(index)
+        scores = score_pair(
+            whole_batches(reference.model),
+            whole_batches(candidate.model),
+            batches,
+            label=candidate.label,
+            on_tokens=count,
+        )
+        change = divergence(scores, worst_tokens(scores, held_out.rows, tokenizer))
+        summary = _model(candidate, scores.model_nll, held_out.text, change)
+        return _Outcome(summary, scores.source_nll, greedy(candidate))
+
+    outcomes = [turn(index) for index in range(1, len(checkpoints))]
+    models = [
+        _model(reference, outcomes[0].source_nll, held_out.text, None),
+        *(outcome.model for outcome in outcomes),
+    ]
+    tokens = [greedy(reference), *(outcome.tokens for outcome in outcomes)]
+    generations = [
+        Generation(
+            prompt,
+            [
+                continuation(label, of_model[which], tokens[0][which], tokenizer)
+                for label, of_model in zip(labels, tokens, strict=True)
+            ],
+        )
+        for which, prompt in enumerate(prompts)
+    ]
+    return Comparison(
+        text=held_out.text,
+        settings=Settings(place, dtype, size, new_tokens, RESAMPLES),
+        models=models,
+        noise_floor=noise_floor,
+        generations=generations,
+        margins=judge(models[-1], margins),
+    )
+
+
+def _spread_out(rows: list[EvalRow], count: int) -> list[EvalRow]:
+    """At most `count` windows, evenly over the text, so that long and short ones are among them."""
+    return [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else rows
+
+
+def _counter(watch: Watcher, batches: Sequence[Batch]) -> Callable[[int], None]:
+    """Turns counts of scored tokens into progress over all batches that are to come."""
+    total = sum(batch.num_scored for batch in batches)
+    done = 0
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        watch(Progress("evaluate", done, total, "tokens"))
+
+    return count
+
+
+def _noise_floor(model: Any, batches: Sequence[Batch], count: Callable[[int], None]) -> NoiseFloor:
+    """The source against itself, whole batches against single rows."""
+    scores: Scores = score_pair(
+        whole_batches(model), one_by_one(model), batches, label="the source", on_tokens=count
+    )
+    difference = np.abs(scores.model_nll.astype(np.float64) - scores.source_nll)
+    return NoiseFloor(
+        batch_sizes=(max(len(batch.lengths) for batch in batches), 1),
+        tokens=len(difference),
+        kl_mean=float(scores.kl.mean(dtype=np.float64)),
+        kl_max=float(scores.kl.max()),
+        nll_difference_mean=float(difference.mean()),
+        nll_difference_max=float(difference.max()),
+        top1_agreement=float(scores.agree.mean()),
+    )
+
+
+def _model(
+    loaded: _Loaded, nll: NDArray[np.float32], text: Text, change: Divergence | None
+) -> Model:
+    shape = shape_of(loaded.checkpoint.config)
+    total = float(nll.sum(dtype=np.float64))
+    return Model(
+        label=loaded.label,
+        num_parameters=loaded.checkpoint.num_parameters,
+        weight_bytes=loaded.checkpoint.weight_bytes,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        kv_cache=kv_cache_of(loaded.checkpoint, loaded.model),
+        nll=total / len(nll),
+        perplexity=_perplexity(total, len(nll)),
+        word_perplexity=_perplexity(total, text.words),
+        bits_per_byte=total / math.log(2) / text.bytes,
+        divergence=change,
+    )
+
+
+def _perplexity(nats: float, units: int) -> float | None:
+    """exp(nats / units), or None where that says nothing any more."""
+    return math.exp(nats / units) if nats < 100 * units else None

@@ -1,0 +1,91 @@
+"""Greedy continuations, and where they part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from upcycle.data.tokens import document_affixes
+from upcycle.errors import EvaluationError
+from upcycle.evaluation.results import Continuation
+
+
+@torch.inference_mode()
+def greedy_tokens(model: Any, tokenizer: Any, prompt: str, new_tokens: int) -> list[int]:
+    """Continue a prompt with the likeliest token each time, until EOS or `new_tokens`.
+
+    A loop of our own: `generate` would apply the checkpoint's sampling settings, and batches would
+    pad. One prompt at a time, BOS once where the tokenizer has it.
+
+    Raises:
+        EvaluationError: a prompt without tokens.
+    """
+    before, _ = document_affixes(tokenizer)
+    ids = [*before, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    if not ids:
+        raise EvaluationError(
+            "an empty prompt has no token to start from",
+            where="prompts",
+            fix="give at least one character; this tokenizer has no BOS token",
+        )
+    tokens: list[int] = []
+    step, cache = torch.tensor([ids], device=model.device), None
+    while len(tokens) < new_tokens:
+        output = model(input_ids=step, cache=cache, use_cache=True, logits_to_keep=1)
+        token = int(output.logits[0, -1].argmax())
+        tokens.append(token)
+        if token == tokenizer.eos_token_id:
+            break
+        step, cache = torch.tensor([[token]], device=model.device), output.cache
+    return tokens
+
+
+def continuation(
+    label: str, tokens: Sequence[int], source_tokens: Sequence[int], tokenizer: Any
+) -> Continuation:
+    """A continuation's text, split at the first token that differs from the source's."""
+    at = first_divergence(source_tokens, tokens)
+    text = _text(tokens, tokenizer)
+    if at is None:
+        agreed, through = text, text
+    else:
+        # A token may end within a character, which decodes to a replacement sign until the next.
+        agreed = _shared(_text(tokens[:at], tokenizer), text)
+        through = _shared(_text(tokens[: at + 1], tokenizer), text)
+    return Continuation(
+        label=label,
+        tokens=list(tokens),
+        first_divergence=at,
+        agreed=agreed,
+        diverging=through[len(agreed) :],
+        rest=text[len(through) :],
+        repetition=repetition(tokens),
+    )
+
+
+def first_divergence(source: Sequence[int], tokens: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one included; None for equal sequences."""
+    for index, (ours, theirs) in enumerate(zip(tokens, source, strict=False)):
+        if ours != theirs:
+            return index
+    return None if len(tokens) == len(source) else min(len(tokens), len(source))
+
+
+def repetition(tokens: Sequence[int], n: int = 4) -> float:
+    """Share of n-grams that occurred before: seq-rep-n of Welleck et al. 2020 (1908.04319)."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _shared(start: str, text: str) -> str:
+    """What two texts have in common from the left."""
+    pairs = enumerate(zip(start, text, strict=False))
+    length = next((i for i, (a, b) in pairs if a != b), min(len(start), len(text)))
+    return text[:length]
+
+
+def _text(tokens: Sequence[int], tokenizer: Any) -> str:
+    text: str = tokenizer.decode(
+        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return text

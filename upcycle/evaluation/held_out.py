@@ -1,0 +1,65 @@
+"""The held-out text as windows, with the facts that its perplexities need beside them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.manifest import hash_file, hash_folder
+from upcycle.data.documents import packaged_text, read_documents
+from upcycle.data.tokens import document_affixes
+from upcycle.data.windows import EvalRow, eval_rows
+from upcycle.evaluation.results import Text
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Windows of text and what is known about them."""
+
+    rows: list[EvalRow]
+    text: Text
+
+
+def read_held_out(
+    files: Sequence[Path], tokenizer: Any, sequence_length: int, max_tokens: int
+) -> HeldOut:
+    """Read, tokenise and cut the held-out text; no files means the packaged text.
+
+    Raises:
+        DataError: text that cannot be read, or none.
+    """
+    paths = list(files) or [packaged_text("heldout")]
+    rows = eval_rows(read_documents(paths), tokenizer, sequence_length, max_tokens)
+    scored = [
+        tokenizer.decode(row.ids[1:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for row in rows
+    ]
+    hashes = _hashes(paths)
+    before, _ = document_affixes(tokenizer)
+    return HeldOut(
+        rows,
+        Text(
+            files=list(hashes),
+            hashes=list(hashes.values()),
+            packaged=not files,
+            documents=len({row.document for row in rows}),
+            windows=len(rows),
+            tokens=sum(len(row.ids) - 1 for row in rows),
+            bytes=sum(len(piece.encode("utf-8")) for piece in scored),
+            words=sum(len(piece.split()) for piece in scored),
+            sequence_length=sequence_length,
+            bos=bool(before),
+        ),
+    )
+
+
+def _hashes(paths: Sequence[Path]) -> dict[str, str]:
+    """Content hash of every file, by its name, or below a folder by the folder's and its own."""
+    found: dict[str, str] = {}
+    for path in paths:
+        if path.is_dir():
+            hashes = hash_folder(path).items()
+            found |= {f"{path.resolve().name}/{name}": value for name, value in hashes}
+        else:
+            found[path.name] = hash_file(path)
+    return found

@@ -1,0 +1,96 @@
+"""What can be compared, on what: devices, dtypes, contexts, tokenizers, labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from upcycle.checkpoint.loading import best_device
+from upcycle.errors import EvaluationError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PROBE = "def main(argv: list[str]) -> int:\n    return 0  # naïve café, 12345\n"
+
+
+def choose_device(name: str) -> str:
+    """The device of that name; "auto" takes an accelerator where there is one.
+
+    Raises:
+        EvaluationError: an unknown name, or a device that this machine lacks.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return best_device(name)
+    if name not in available or not available[name]:
+        usable = ", ".join(["auto", *(kind for kind, there in available.items() if there)])
+        raise EvaluationError(
+            f"device {name!r} is not available", where="device", fix=f"choose one of {usable}"
+        )
+    return name
+
+
+def choose_dtype(name: str) -> torch.dtype:
+    """The dtype of that name.
+
+    Raises:
+        EvaluationError: an unknown name.
+    """
+    if name not in DTYPES:
+        raise EvaluationError(
+            f"dtype {name!r} is not known", where="dtype", fix=f"choose one of {', '.join(DTYPES)}"
+        )
+    return DTYPES[name]
+
+
+def check_context(config: Any, sequence_length: int, folder: Path) -> None:
+    """Refuse windows that are longer than a model's context.
+
+    Raises:
+        EvaluationError: they are.
+    """
+    longest = config.max_position_embeddings
+    if sequence_length > longest:
+        raise EvaluationError(
+            f"windows of {sequence_length} tokens exceed the model's context of {longest}",
+            where=f"sequence_length; {folder}",
+            fix=f"set sequence_length to at most {longest}",
+        )
+
+
+def check_same_tokenizer(source: Any, candidate: Any, folder: Path) -> None:
+    """Per-token numbers pair up only where both models read the same tokens.
+
+    Raises:
+        EvaluationError: the tokenizers differ in vocabulary, special tokens or how they split.
+    """
+    differences = {
+        "vocabulary": source.get_vocab() != candidate.get_vocab(),
+        "EOS token": source.eos_token_id != candidate.eos_token_id,
+        "BOS token": source.bos_token_id != candidate.bos_token_id,
+        "split of a probe text": source(_PROBE)["input_ids"] != candidate(_PROBE)["input_ids"],
+    }
+    if any(differences.values()):
+        found = ", ".join(name for name, differs in differences.items() if differs)
+        raise EvaluationError(
+            f"its tokenizer is not the source's: different {found}",
+            where=str(folder),
+            fix="copy the source's tokenizer files beside the weights, or compare another model",
+        )
+
+
+def labels_of(folders: Sequence[Path]) -> list[str]:
+    """A distinct label for the source and each candidate: "source", then the folders' names."""
+    labels = ["source"]
+    for folder in folders:
+        name, turn = folder.resolve().name, 1
+        label = name
+        while label in labels:
+            turn += 1
+            label = f"{name} ({turn})"
+        labels.append(label)
+    return labels

@@ -1,0 +1,103 @@
+"""Gather everything that a report shows into one JSON document."""
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
+from upcycle.report.schema import (
+    SCHEMA,
+    HeldOutPoint,
+    ModelProvenance,
+    ReportDocument,
+    Training,
+    TrainingPoint,
+)
+
+MOST_POINTS = 400
+# What loading reads. Other files, such as a second copy in another format, may be huge.
+LOADED_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
+LIBRARIES = ("safetensors", "scipy", "tokenizers", "torch", "transformers")
+
+
+def build_report(
+    comparison: Mapping[str, Any],
+    *,
+    folders: Mapping[str, Path],
+    command: str,
+    training_log: Path | None = None,
+    export: Mapping[str, Any] | None = None,
+) -> ReportDocument:
+    """The content of report.json. It holds no times, host names or absolute paths.
+
+    Args:
+        comparison: `Comparison.to_dict()`.
+        folders: the checkpoint folder of each model, by its label in the comparison.
+        command: the command that makes the report again.
+        training_log: `training/log.jsonl` of the uptraining run.
+        export: `describe_export()`; may be set later in the document and rendered again.
+    """
+    from upcycle import __version__
+
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "versions": {
+            "upcycle": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in LIBRARIES},
+        },
+        "comparison": dict(comparison),
+        "provenance": [
+            _provenance(model["label"], folders[model["label"]]) for model in comparison["models"]
+        ],
+        "training": read_training_log(training_log) if training_log else None,
+        "export": dict(export) if export is not None else None,
+    }
+
+
+def read_training_log(path: Path) -> Training | None:
+    """The loss curve of a training log, thinned out; None for a log without steps."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    steps = [row for row in rows if "loss" in row]
+    if not steps:
+        return None
+    points: list[TrainingPoint] = [
+        {"step": row["step"], "loss": row["loss"]} for row in _thinned(steps)
+    ]
+    held_out: list[HeldOutPoint] = [
+        {"step": row["step"], "kl": row["heldout_kl"], "nll": row["heldout_nll"]}
+        for row in rows
+        if "heldout_kl" in row
+    ]
+    last = steps[-1]
+    return {
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "points": points,
+        "held_out": held_out,
+    }
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `MOST_POINTS` of the rows, evenly spread, the first and the last among them."""
+    if len(rows) <= MOST_POINTS:
+        return rows
+    last = len(rows) - 1
+    return [rows[round(i * last / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]
+
+
+def _provenance(label: str, folder: Path) -> ModelProvenance:
+    return {
+        "label": label,
+        "folder": folder.resolve().name,
+        "files": {
+            path.name: hash_file(path)
+            for path in sorted(folder.iterdir())
+            if path.suffix in LOADED_SUFFIXES and path.is_file() and path.name != MANIFEST_NAME
+        },
+        "manifest": read_manifest(folder),
+    }

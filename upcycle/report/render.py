@@ -1,0 +1,125 @@
+"""report.json to report.md and report.html, from the document alone."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upcycle.report import formatting, summary
+from upcycle.report.schema import ReportDocument
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+JSON_NAME, MARKDOWN_NAME, HTML_NAME = "report.json", "report.md", "report.html"
+
+
+def write_report(document: ReportDocument, folder: Path) -> None:
+    """Write report.json, report.md and report.html into `folder`, over older ones.
+
+    The HTML is one file that asks nothing of a network: styles and plots are inside it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    (folder / JSON_NAME).write_text(text, encoding="utf-8")
+    (folder / MARKDOWN_NAME).write_text(render_markdown(document), encoding="utf-8")
+    (folder / HTML_NAME).write_text(render_html(document), encoding="utf-8")
+
+
+def render_markdown(document: ReportDocument) -> str:
+    """The report as GitHub Markdown, without plots."""
+    template = _environment(autoescape=False).get_template("report.md.j2")
+    return template.render(_view(document)).strip() + "\n"
+
+
+def render_html(document: ReportDocument) -> str:
+    """The report as one HTML file with inlined SVG plots."""
+    from markupsafe import Markup
+
+    from upcycle.report import plots
+
+    models = document["comparison"]["models"]
+    training = document["training"]
+    drawn = {
+        "kl_by_position": plots.kl_by_position(models),
+        "nll_histogram": plots.nll_histogram(models),
+        "cache_by_context": plots.cache_by_context(models),
+    }
+    if training:
+        drawn["loss_curve"] = plots.loss_curve(training)
+    template = _environment(autoescape=True).get_template("report.html.j2")
+    svgs = {name: Markup(svg) for name, svg in drawn.items()}
+    return template.render(_view(document), plots=svgs)
+
+
+def _view(document: ReportDocument) -> dict[str, Any]:
+    """What both templates read."""
+    comparison = document["comparison"]
+    return {
+        **document,
+        "title": summary.title(comparison),
+        "verdict": summary.verdict(comparison),
+        "key_figures": summary.key_figures(comparison),
+        "sections": summary.sections(comparison),
+        "window_rule": summary.window_rule(comparison["text"]),
+        "models": comparison["models"],
+        "judged": comparison["models"][-1],
+        "margin_names": summary.MARGIN_NAMES,
+        "margin_lines": summary.margin_lines(comparison),
+        "export_names": summary.EXPORT_NAMES,
+    }
+
+
+def _environment(*, autoescape: bool) -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("upcycle.report"),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for name in (
+        "integer",
+        "nats",
+        "signed",
+        "interval",
+        "percent",
+        "visible",
+        "inline",
+        "probability",
+        "short_hash",
+        "binary_bytes",
+        "megabytes",
+        "rate",
+    ):
+        environment.filters[name] = getattr(formatting, name)
+    environment.filters["cell"] = _markdown_cell
+    environment.filters["fenced"] = _fenced
+    environment.filters["code_cell"] = _code_cell
+    environment.filters["json"] = _json
+    environment.globals["continuation_note"] = summary.continuation_note
+    return environment
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _markdown_cell(value: object) -> str:
+    """A text that cannot end its table cell."""
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _code_cell(text: str) -> str:
+    """A code span in a table cell; a zero-width space keeps backticks from ending it."""
+    return "`` " + text.replace("``", "`\N{ZERO WIDTH SPACE}`").replace("|", "\\|") + " ``"
+
+
+def _fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"
