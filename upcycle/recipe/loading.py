@@ -1,0 +1,227 @@
+"""From a recipe file and command-line overrides to a checked `Recipe`.
+
+Every problem is reported at once, each with its file, line and key.
+"""
+
+import difflib
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from upcycle.errors import RecipeError
+from upcycle.recipe.schema import Recipe
+from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read and check a recipe.
+
+    Paths inside a file are relative to the file, those in overrides to the current folder.
+
+    Args:
+        path: a .yaml file, or a .py file that defines `recipe() -> Recipe`.
+        overrides: `section.key=value` strings, the value in YAML.
+
+    Raises:
+        RecipeError: with every problem found, each with file, line and key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise RecipeError(
+            f"there is no recipe {path}", where=str(path), fix="name a .yaml or .py file"
+        )
+    if path.suffix == ".py":
+        value, where, problems = _python_value(path), _file_only(path), list[Problem]()
+    else:
+        tree = read_tree(path)
+        value, where, problems = tree.value, tree.where, tree.problems
+        if not problems and not isinstance(value, dict):
+            problems.append(Problem(path.name, "must be a mapping with source, output, convert, …"))
+    if not isinstance(value, dict):
+        raise _failure(path, problems)
+    _resolve_paths(value, path.parent.resolve())
+    origins: dict[Location, str] = {}
+    for override in overrides:
+        problems += _apply(value, override, origins)
+
+    def place(location: Location) -> str:
+        for length in range(len(location), 0, -1):
+            if location[:length] in origins:
+                return origins[location[:length]]
+        return where(location)
+
+    try:
+        recipe = Recipe.model_validate(value)
+    except ValidationError as error:
+        problems += _problems(error, place)
+        raise _failure(path, problems) from error
+    if problems:
+        raise _failure(path, problems)
+    return recipe
+
+
+def _failure(path: Path, problems: Sequence[Problem]) -> RecipeError:
+    if len(problems) == 1:
+        return RecipeError(
+            problems[0].what, where=problems[0].where, fix="mend this key, then run again"
+        )
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return RecipeError(
+        f"{len(problems)} problems in {path.name}:{lines}",
+        where=str(path),
+        fix="mend each key named above, then run again",
+    )
+
+
+def _file_only(path: Path) -> Callable[[Location], str]:
+    return lambda location: f"{path.name}: {'.'.join(map(str, location))}"
+
+
+def _python_value(path: Path) -> dict[str, Any]:
+    """Run a `.py` recipe and take its `recipe()` apart again, so that overrides can reach it."""
+    spec = importlib.util.spec_from_file_location(f"_upcycle_recipe_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        recipe = module.recipe()
+    except ValidationError as error:
+        raise _failure(path, _problems(error, _file_only(path))) from error
+    except (AttributeError, ImportError, SyntaxError, NameError, TypeError) as error:
+        raise RecipeError(
+            f"the recipe cannot be run: {type(error).__name__}: {error}",
+            where=str(path),
+            fix="define `recipe() -> upcycle.recipe.schema.Recipe` in it",
+        ) from error
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(
+            f"recipe() returned {type(recipe).__name__}",
+            where=str(path),
+            fix="return an upcycle.recipe.schema.Recipe",
+        )
+    return recipe.model_dump(mode="json", exclude_unset=True)
+
+
+def _apply(value: dict[str, Any], override: str, origins: dict[Location, str]) -> list[Problem]:
+    """Set one dotted key; what cannot be set is returned as problems."""
+    name = f"override {override!r}"
+    key, equals, text = override.partition("=")
+    if not (key and equals):
+        return [Problem(name, "must be section.key=value")]
+    tree = Tree(text, name)
+    if tree.problems:
+        return tree.problems
+    location: Location = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    node: Any = value
+    for part in location[:-1]:
+        if isinstance(node, list):
+            if not (isinstance(part, int) and part < len(node)):
+                return [Problem(name, f"there is no item {part} among {len(node)}")]
+            node = node[part]
+        elif isinstance(node, dict):
+            if node.get(str(part)) is None:
+                node[str(part)] = {}
+            node = node[str(part)]
+        else:
+            return [Problem(name, f"{part!r} lies below a plain value")]
+    last = location[-1]
+    if isinstance(node, dict):
+        node[str(last)] = tree.value
+        location = (*location[:-1], str(last))
+    elif isinstance(node, list) and isinstance(last, int) and last < len(node):
+        node[last] = tree.value
+    else:
+        return [Problem(name, f"{last!r} is no key or item here")]
+    origins[location] = name
+    _resolve_paths(value, Path.cwd(), below=location)
+    return []
+
+
+def _resolve_paths(value: dict[str, Any], folder: Path, below: Location = ()) -> None:
+    """Make the paths at or below a location absolute, in place. Values of a wrong type stay."""
+    for container, key, location in _path_slots(value):
+        is_below = location[: len(below)] == below
+        if is_below and isinstance(container[key], str):
+            text = container[key]
+            absolute = (folder / Path(text).expanduser()).resolve()
+            is_hub_id = location == ("source",) and not absolute.exists() and _HUB_ID.match(text)
+            if not is_hub_id:
+                container[key] = str(absolute)
+
+
+def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
+    """Where a recipe holds paths: container, key in it, and location."""
+    slots: list[tuple[Any, Any, Location]] = [
+        (value, key, (key,)) for key in ("source", "output") if key in value
+    ]
+    sources = _get(_get(_get(value, "train"), "data"), "sources")
+    if isinstance(sources, list):
+        slots += [
+            (source, "path", ("train", "data", "sources", index, "path"))
+            for index, source in enumerate(sources)
+            if isinstance(source, dict) and "path" in source
+        ]
+    texts = _get(_get(value, "evaluate"), "text")
+    if isinstance(texts, list):
+        slots += [(texts, index, ("evaluate", "text", index)) for index in range(len(texts))]
+    return slots
+
+
+def _get(node: Any, key: str) -> Any:
+    return node.get(key) if isinstance(node, dict) else None
+
+
+def _problems(error: ValidationError, place: Callable[[Location], str]) -> list[Problem]:
+    """Our words for each error; one that only repeats an error further down is left out."""
+    found = error.errors()
+    deeper = {details["loc"][:length] for details in found for length in range(len(details["loc"]))}
+    return [_problem(details, place) for details in found if details["loc"] not in deeper]
+
+
+def _problem(details: Any, place: Callable[[Location], str]) -> Problem:
+    """One pydantic error in our words."""
+    location: Location = details["loc"]
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        return Problem(place(location), f"unknown key{_suggestion(location)}")
+    if kind == "missing":
+        return Problem(place(location), "this key is required")
+    message = details["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    if kind == "value_error":
+        return Problem(place(location), message)
+    return Problem(place(location), f"{message}, not {details['input']!r}")
+
+
+def _suggestion(location: Location) -> str:
+    model = _model_at(location[:-1])
+    if model is None:
+        return ""
+    names = sorted(model.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(names)}"
+
+
+def _model_at(location: Location) -> type[BaseModel] | None:
+    """The section that a location names, through optional and repeated ones."""
+    kind: Any = Recipe
+    for part in location:
+        if isinstance(part, str):
+            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+                return None
+            field = kind.model_fields.get(part)
+            if field is None:
+                return None
+            kind = field.annotation
+        sections = [
+            argument
+            for argument in get_args(kind)
+            if isinstance(argument, type) and issubclass(argument, BaseModel)
+        ]
+        kind = sections[0] if sections else kind
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
