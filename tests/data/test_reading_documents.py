@@ -21,6 +21,8 @@ def test_plain_files_are_one_document_each(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("two\n\nparts")
     (tmp_path / "a.md").write_bytes(b"\xef\xbb\xbfone")
     (tmp_path / "ignored.bin").write_bytes(b"\0")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "d.txt").write_text("not this")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.py").write_text("pass")
     found = list(read_documents([tmp_path]))

@@ -1,7 +1,5 @@
 """Token ids: special tokens exactly once, huge documents in pieces, chats by their template."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +11,6 @@ from tests.tiny import byte_tokenizer
 from upcycle.data.ledger import Document
 from upcycle.data.tokens import (
     document_affixes,
-    load_tokenizer,
     text_pieces,
     tokenise_documents,
 )
@@ -137,8 +134,3 @@ def test_chats_that_cannot_be_used(
 ) -> None:
     with pytest.raises(DataError, match=message):
         ids_of(document, tokenizer(template=template), assistant_only=assistant_only)
-
-
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the tokenizer does not load"):
-        load_tokenizer(tmp_path)

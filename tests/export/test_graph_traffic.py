@@ -112,6 +112,7 @@ def test_description_for_the_report(exports: dict[str, ExportResult]) -> None:
     assert section["kv_tiles"] == 0
     compared = section["compared"]
     assert [row["num_key_value_heads"] for row in compared.values()] == [8, 2, 2]
+    assert [row["kv_tiles"] for row in compared.values()] == [0, 4, 0]
     assert compared["qfold"]["bytes_per_token"] == section["bytes_per_token"]["total"]
     saved = compared["source"]["bytes_per_token"] - compared["qfold"]["bytes_per_token"]
     cache, weights = 6 * 2 * 96 * 32 * 2, parameters_saved(source, 2) * 2

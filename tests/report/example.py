@@ -103,16 +103,19 @@ EXPORT: dict[str, Any] = {
     "compared": {
         "source": {
             "num_key_value_heads": 8,
+            "kv_tiles": 0,
             "bytes_per_token": 8_888_000,
             "tokens_per_second": 6289.4,
         },
         "repeat-kv": {
             "num_key_value_heads": 2,
+            "kv_tiles": 0,
             "bytes_per_token": 11_500_000,
             "tokens_per_second": 4860.9,
         },
         "qfold": {
             "num_key_value_heads": 2,
+            "kv_tiles": 0,
             "bytes_per_token": 7_315_312,
             "tokens_per_second": 7641.5,
         },

@@ -15,7 +15,7 @@ Reader = Callable[[Path, str, Ledger], Iterator[Document]]
 def read_documents(
     paths: Iterable[Path], text_column: str = "text", ledger: Ledger | None = None
 ) -> Iterator[Document]:
-    """Documents of every file, in the order given; a folder means its files by name.
+    """Documents of every file, in the order given; a folder means its visible files by name.
 
     A .txt, .md or .py file is one document; a .jsonl, .json or .parquet file, or a folder that
     `datasets.Dataset.save_to_disk` wrote, has one per row, as text in `text_column` or as a chat
@@ -62,7 +62,12 @@ def _files(path: Path) -> list[Path]:
     if (path / _SAVED_DATASET).is_file():
         return [path]
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in _READERS)
+        files = [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.suffix.lower() in _READERS
+            and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        ]
         if not files:
             raise DataError(
                 f"{path} has no text files", where=str(path), fix=f"put {known} files there"

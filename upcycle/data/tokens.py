@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,24 +33,6 @@ class Tokens:
     ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_] | None
     source: str
-
-
-def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    """A checkpoint's own tokenizer.
-
-    Raises:
-        DataError: the folder has none that loads without remote code.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DataError(
-            f"the tokenizer does not load: {str(error).splitlines()[0]}",
-            where=str(folder),
-            fix="put the tokenizer's files beside the weights",
-        ) from error
 
 
 def document_affixes(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:

@@ -155,6 +155,7 @@ def describe_export(
         "compared": {
             name: {
                 "num_key_value_heads": rows[name][0],
+                "kv_tiles": _num_tiles(shape, *rows[name]),
                 "bytes_per_token": count,
                 "tokens_per_second": tokens_per_second(count, bandwidth),
             }
@@ -162,6 +163,12 @@ def describe_export(
         },
         "bandwidth": bandwidth,
     }
+
+
+def _num_tiles(shape: dict[str, int], num_key_value_heads: int, repeated: bool) -> int:
+    """One of K and one of V in each layer, where there is anything to repeat."""
+    needed = repeated and num_key_value_heads < shape["num_attention_heads"]
+    return 2 * shape["num_layers"] if needed else 0
 
 
 def _bytes_at(

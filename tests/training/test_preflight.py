@@ -1,0 +1,93 @@
+"""`doctor` finds what a run would stumble over."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.training.runs import TinyRun, tiny_run
+from upcycle.training.preflight import Check, preflight
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TinyRun:
+    return tiny_run(tmp_path)
+
+
+def recipe_file(run: TinyRun, **changes: Any) -> Path:
+    document = {
+        "source": str(run.teacher),
+        "output": str(run.folder / "runs" / "x"),
+        "convert": {"kv_heads": 2},
+        "train": json.loads(run.recipe().model_dump_json(exclude_none=True)),
+        **changes,
+    }
+    path = run.folder / "r.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def failures(path: Path) -> list[Check]:
+    return [check for check in preflight(path) if not check.passed]
+
+
+def test_a_good_recipe_passes(run: TinyRun) -> None:
+    checks = list(preflight(recipe_file(run)))
+    assert [check.name for check in checks if not check.passed] == []
+    assert [check.name for check in checks][3:] == [
+        "recipe and source",
+        "KV heads",
+        "tokenizer",
+        "generation config",
+        "disk space",
+        "training text",
+        "packed rows",
+    ]
+
+
+def test_the_installation_alone() -> None:
+    checks = list(preflight())
+    assert [check.name for check in checks] == ["versions", "device", "packaged texts"]
+    assert all(check.passed for check in checks)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_what_is_wrong_is_named(run: TinyRun) -> None:
+    edit(run.teacher / "generation_config.json", temperature=0.5, do_sample=False)
+    # The weights keep their rows, so the model cannot be loaded, and its ids do not fit.
+    edit(run.teacher / "config.json", vocab_size=200)
+    run.text.write_text("{broken\n")
+    found = {
+        check.name: check.detail for check in failures(recipe_file(run, convert={"kv_heads": 3}))
+    }
+    assert set(found) == {
+        "KV heads",
+        "tokenizer",
+        "generation config",
+        "training text",
+        "packed rows",
+    }
+    assert "valid are 1, 2, 4, 8" in found["KV heads"]
+    assert "ids reach 256, the model embeds 200" in found["tokenizer"]
+    assert "save_pretrained() would refuse it" in found["generation config"]
+    assert "text.jsonl:1: not JSON" in found["training text"]
+
+
+def test_a_full_disk(run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000, "total": 1000, "used": 0})
+    )
+    (failed,) = failures(recipe_file(run))
+    assert failed.name == "disk space"
+    assert "0.00 GiB free" in failed.detail
+
+
+@pytest.mark.parametrize("changes", [{"convert": {}}, {"source": "/nowhere"}])
+def test_no_recipe_or_no_source_ends_it(run: TinyRun, changes: dict[str, Any]) -> None:
+    (failed,) = failures(recipe_file(run, **changes))
+    assert failed.name == "recipe and source"

@@ -1,0 +1,106 @@
+"""Models for training: fp32 masters of the student, a frozen teacher, and which weights move."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.data.packing import PackedRows
+from upcycle.errors import TrainingError
+from upcycle.families import family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def check_vocabulary(
+    student: "PreTrainedModel", teacher: "PreTrainedModel", rows: PackedRows
+) -> None:
+    """Every id has an embedding, and both models speak of the same tokens.
+
+    Raises:
+        TrainingError: an id is beyond the embedding, or the vocabularies differ in size.
+    """
+    sizes = [model.get_input_embeddings().num_embeddings for model in (student, teacher)]
+    largest = int(rows.input_ids.max())
+    if largest >= min(sizes) or student.config.vocab_size != teacher.config.vocab_size:
+        raise TrainingError(
+            f"token ids reach {largest}, the student embeds {sizes[0]}, the teacher {sizes[1]}",
+            where="tokenizer and config.json, vocab_size",
+            fix="train a checkpoint with the tokenizer and the source that it came from",
+        )
+
+
+def choose_trainable(
+    model: nn.Module, config: Mapping[str, Any], which: str
+) -> dict[str, nn.Parameter]:
+    """Freeze all but the asked-for weights and return those by name, tied ones once.
+
+    Args:
+        model: the student.
+        config: its raw `config.json`.
+        which: "all", "attention" (every weight of the attention modules) or "kv" (the key and
+            value projections).
+    """
+    family = family_of(config)
+    shape = family.shape(config)
+    if which == "all":
+        prefixes: tuple[str, ...] = ("",)
+    elif which == "attention":
+        prefixes = tuple(
+            family.attention_module.format(layer=layer) + "." for layer in range(shape.num_layers)
+        )
+    else:
+        prefixes = tuple(
+            name
+            for layer in range(shape.num_layers)
+            for role, name in family.tensor_names(layer, shape).items()
+            if role[0] in "kv"
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(prefixes))
+    chosen = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert chosen, f"nothing to train with {which!r}"
+    return chosen
+
+
+def stored_names(
+    model: nn.Module, trainable: Mapping[str, nn.Parameter], checkpoint: Checkpoint
+) -> dict[str, nn.Parameter]:
+    """The checkpoint's tensor names for every trained weight; a tied weight may have two.
+
+    Raises:
+        TrainingError: a weight has no tensor of its name and shape, so that the result could not
+            be written in the student's own layout.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in checkpoint.tensors:
+            names.setdefault(id(parameter), []).append(name)
+    stored: dict[str, nn.Parameter] = {}
+    for name, parameter in trainable.items():
+        own = names.get(id(parameter), [])
+        fitting = [n for n in own if checkpoint.tensors[n].shape == tuple(parameter.shape)]
+        if not own or fitting != own:
+            raise TrainingError(
+                f"the model's weight {name} {tuple(parameter.shape)} has no tensor of that name "
+                "and shape in the checkpoint",
+                where=str(checkpoint.folder),
+                fix="load the source with transformers and save it again, then convert that",
+            )
+        stored.update(dict.fromkeys(fitting, parameter))
+    return stored
+
+
+def parameter_groups(
+    trainable: Mapping[str, nn.Parameter], weight_decay: float
+) -> list[dict[str, Any]]:
+    """AdamW groups: decay for matrices, none for norms and biases."""
+    matrices = [parameter for parameter in trainable.values() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trainable.values() if parameter.ndim < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

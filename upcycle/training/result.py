@@ -1,0 +1,89 @@
+"""The uptrained checkpoint: the student's own layout, dtype and files, with new weights."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from upcycle.checkpoint.manifest import write_manifest
+from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.checkpoint.sidecars import copy_sidecars
+from upcycle.checkpoint.staging import staged
+from upcycle.checkpoint.writer import rewrite
+from upcycle.errors import TrainingError
+
+LIBRARIES = ("accelerate", "safetensors", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Shares of the trained weights' elements that differ from the student's.
+
+    Attributes:
+        masters: in fp32.
+        stored: after rounding to the stored dtype.
+    """
+
+    masters: float
+    stored: float
+
+
+def weights_moved(checkpoint: Checkpoint, stored: Mapping[str, nn.Parameter]) -> Moved:
+    """Compare trained weights with the checkpoint that they started from.
+
+    Raises:
+        TrainingError: a weight does not fit into the stored dtype's range.
+    """
+    masters = rounded = total = 0
+    for name, parameter in stored.items():
+        before = checkpoint.read(name)
+        after = parameter.detach().cpu()
+        kept = after.to(before.dtype)
+        if not torch.isfinite(kept).all():
+            raise TrainingError(
+                f"{name} reaches {float(after.abs().max()):.3g}, which {before.dtype} cannot hold",
+                where=str(checkpoint.folder),
+                fix="train with a lower learning_rate, or start from a bf16 or fp32 checkpoint",
+            )
+        masters += int((after != before.to(after.dtype)).sum())
+        rounded += int((kept != before).sum())
+        total += before.numel()
+    return Moved(masters / total, rounded / total)
+
+
+def write_result(
+    checkpoint: Checkpoint,
+    output: Path,
+    stored: Mapping[str, nn.Parameter],
+    *,
+    facts: Mapping[str, Any],
+    result: Mapping[str, Any],
+    overwrite: bool,
+) -> None:
+    """Write the uptrained folder, whole or not at all.
+
+    Args:
+        checkpoint: the student, whose layout and other files are kept byte for byte.
+        output: the folder to make.
+        stored: new values by the checkpoint's tensor names.
+        facts: the run, for the manifest.
+        result: numbers about the result, for the manifest.
+        overwrite: replace an existing folder.
+    """
+    with staged(output, overwrite=overwrite, source=checkpoint.folder) as folder:
+        hashes = rewrite(checkpoint, folder, stored)
+        copy_sidecars(checkpoint, folder)
+        shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
+        sources = ("student", "teacher", "rows")
+        write_manifest(
+            folder,
+            stage="train",
+            source={key: facts[key] for key in sources},
+            options={key: value for key, value in facts.items() if key not in sources},
+            libraries=LIBRARIES,
+            result={**result, "weights": hashes},
+        )

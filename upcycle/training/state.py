@@ -1,0 +1,141 @@
+"""Training states on disk: published whole, checked when read, rotated only afterwards.
+
+A state is the fp32 masters of the trained weights, AdamW's moments, and the facts that a resumed
+run must share. There is no loader or random state: rows and rates are functions of the step.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from upcycle.checkpoint.manifest import hash_file
+from upcycle.checkpoint.staging import staged
+from upcycle.errors import TrainingError
+
+_WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "moments.safetensors", "state.json"
+_PREFIX = "step-"
+
+
+@dataclass(frozen=True)
+class FoundState:
+    """The newest complete state.
+
+    Attributes:
+        folder: where it lies.
+        step: optimiser steps done.
+        facts: what the run that wrote it was about.
+        notes: newer states that were passed over, and why.
+    """
+
+    folder: Path
+    step: int
+    facts: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def save_state(
+    work: Path,
+    *,
+    step: int,
+    trainable: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    facts: Mapping[str, Any],
+    keep_last: int,
+) -> None:
+    """Publish the state after `step` steps, then remove all but the newest `keep_last`."""
+    moments = {
+        f"{name}/{key}": value.contiguous()
+        for name, parameter in trainable.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+    with staged(work / f"{_PREFIX}{step}", overwrite=True) as folder:
+        weights = {name: p.detach().contiguous() for name, p in trainable.items()}
+        save_file(weights, folder / _WEIGHTS)
+        save_file(moments, folder / _MOMENTS)
+        document = {
+            "step": step,
+            "facts": facts,
+            "files": {name: hash_file(folder / name) for name in (_WEIGHTS, _MOMENTS)},
+        }
+        (folder / _STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for old in state_folders(work)[keep_last:]:
+        shutil.rmtree(old)
+
+
+def state_folders(work: Path) -> list[Path]:
+    """Published states, newest first."""
+    folders = [
+        path
+        for path in work.glob(f"{_PREFIX}*")
+        if path.is_dir() and path.name.removeprefix(_PREFIX).isdigit()
+    ]
+    return sorted(folders, key=lambda path: -int(path.name.removeprefix(_PREFIX)))
+
+
+def find_state(work: Path) -> FoundState | None:
+    """The newest state whose files are what was written; damaged ones are passed over."""
+    notes = []
+    for folder in state_folders(work):
+        try:
+            document = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            damaged = [
+                name
+                for name, content_hash in document["files"].items()
+                if hash_file(folder / name) != content_hash
+            ]
+        except (OSError, ValueError, KeyError) as error:
+            notes.append(f"{folder.name} is incomplete ({type(error).__name__}): passed over")
+            continue
+        if not damaged:
+            return FoundState(folder, document["step"], document["facts"], tuple(notes))
+        notes.append(f"{folder.name} is damaged ({', '.join(damaged)}): passed over")
+    if notes:
+        raise TrainingError(
+            f"no training state can be read: {'; '.join(notes)}",
+            where=str(work),
+            fix="remove the folder to train from the beginning",
+        )
+    return None
+
+
+def load_state(
+    found: FoundState, trainable: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put a state's weights and moments back, in place."""
+    weights = load_file(found.folder / _WEIGHTS)
+    with torch.no_grad():
+        for name, parameter in trainable.items():
+            parameter.copy_(weights[name])
+    by_name: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in load_file(found.folder / _MOMENTS).items():
+        name, _, moment = key.rpartition("/")
+        by_name.setdefault(name, {})[moment] = value
+    for name, moments in by_name.items():
+        parameter = trainable[name]
+        optimizer.state[parameter] = {key: v.to(parameter.device) for key, v in moments.items()}
+
+
+def check_facts(found: FoundState, facts: Mapping[str, Any]) -> None:
+    """Refuse to go on with another recipe, text, tokenizer, student or teacher.
+
+    Raises:
+        TrainingError: naming what changed.
+    """
+    changed = [
+        f"{key} was {found.facts.get(key)!r} and is {facts.get(key)!r}"
+        for key in sorted({*found.facts, *facts})
+        if found.facts.get(key) != facts.get(key)
+    ]
+    if changed:
+        raise TrainingError(
+            "the run cannot be resumed, for it is no longer the same: " + "; ".join(changed),
+            where=str(found.folder),
+            fix="restore what changed, or remove the training folder to start anew",
+        )

@@ -1,0 +1,199 @@
+"""One optimiser step, on any number of processes."""
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from upcycle.data.order import batch_rows, micro_batch
+from upcycle.data.packing import IGNORED, PackedRows
+from upcycle.errors import TrainingError
+from upcycle.recipe.schema import TrainRecipe
+from upcycle.training.losses import LossSums, loss_sums
+from upcycle.training.models import parameter_groups
+from upcycle.training.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# A run whose gradients stay broken would only burn time; single bad steps are passed over.
+MAX_SKIPPED_IN_A_ROW = 5
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step measured, per scored token of the global batch.
+
+    Attributes:
+        loss: the weighted training loss.
+        cross_entropy: nats.
+        divergence: KL(source || student) in nats.
+        learning_rate: used.
+        grad_norm: before clipping.
+        rows: row numbers of the global batch.
+        skipped: the gradient was not finite and the weights did not move.
+    """
+
+    loss: float
+    cross_entropy: float
+    divergence: float
+    learning_rate: float
+    grad_norm: float
+    rows: list[int]
+    skipped: bool
+
+
+class Trainer:
+    """The student, its teacher and its optimiser, spread over the processes.
+
+    Losses are summed and divided by the scored tokens of the whole global batch, so neither the
+    micro-batch size nor the number of processes changes the gradient.
+
+    Args:
+        accelerator: the processes.
+        student: with fp32 weights; those in `trainable` require a gradient.
+        teacher: frozen.
+        trainable: the student's moving weights by name.
+        rows: the training rows.
+        recipe: the run.
+
+    Raises:
+        TrainingError: the batch cannot be shared evenly.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        student: "PreTrainedModel",
+        teacher: "PreTrainedModel",
+        trainable: Mapping[str, nn.Parameter],
+        rows: PackedRows,
+        recipe: TrainRecipe,
+    ) -> None:
+        self._accelerator = accelerator
+        self._recipe = recipe
+        self._rows = rows
+        self._skipped_in_a_row = 0
+        self._micro_steps = _micro_steps(recipe, accelerator.num_processes)
+        self._parameters = list(trainable.values())
+        self.teacher = teacher.to(accelerator.device)
+        self.student = student.to(accelerator.device)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(trainable, recipe.weight_decay), betas=recipe.betas, fused=True
+        )
+        self._model, self._optimizer = accelerator.prepare(student, self.optimizer)
+
+    def step(self, step: int) -> StepResult:
+        """Train on the global batch of optimiser step `step`, counted from 0.
+
+        Raises:
+            TrainingError: `MAX_SKIPPED_IN_A_ROW` steps in a row had no finite gradient.
+        """
+        recipe, accelerator = self._recipe, self._accelerator
+        world = accelerator.num_processes
+        rows = batch_rows(
+            step, batch_size=recipe.batch_size, num_rows=len(self._rows), seed=recipe.seed
+        )
+        batches = [
+            self._rows.batch(
+                micro_batch(
+                    rows,
+                    micro=micro,
+                    micro_batch_size=recipe.micro_batch_size,
+                    rank=accelerator.process_index,
+                    world=world,
+                )
+            )
+            for micro in range(self._micro_steps)
+        ]
+        num_targets = self._sum(sum(_num_targets(batch) for batch in batches))
+        totals = [0.0, 0.0, 0.0]
+        for micro, batch in enumerate(batches):
+            is_last = micro == len(batches) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self._model):
+                sums = self.losses(self._model, batch)
+                # The processes' gradients are averaged, hence the factor.
+                accelerator.backward(sums.loss * (world / max(1.0, num_targets)))
+            totals = [t + float(value.detach()) for t, value in zip(totals, sums, strict=True)]
+        loss, ce, kl = (self._sum(total) / max(1.0, num_targets) for total in totals)
+        norm = float(accelerator.clip_grad_norm_(self._parameters, recipe.max_grad_norm))
+        rate = learning_rate(step, recipe)
+        skipped = not (math.isfinite(norm) and math.isfinite(loss))
+        if not skipped:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._guard(step, rows, skipped)
+        return StepResult(loss, ce, kl, rate, norm, rows.tolist(), skipped)
+
+    def losses(self, model: Any, batch: Mapping[str, torch.Tensor]) -> LossSums:
+        """Loss sums of one micro-batch. No mask and no cache, or packed documents would leak."""
+        device = self._accelerator.device
+        inputs = {key: batch[key].to(device) for key in ("input_ids", "position_ids")}
+        is_bf16 = self._recipe.precision == "bf16"
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            with torch.no_grad():
+                target = self.teacher(**inputs, use_cache=False).logits
+            logits = model(**inputs, use_cache=False).logits
+        return loss_sums(
+            logits,
+            target,
+            batch["labels"].to(device),
+            cross_entropy=self._recipe.cross_entropy,
+            distillation=self._recipe.distillation,
+            temperature=self._recipe.temperature,
+        )
+
+    @torch.no_grad()
+    def held_out(self, rows: PackedRows) -> tuple[float, float]:
+        """Mean NLL and KL(source || student) in nats per token of rows that are not trained on."""
+        accelerator, size = self._accelerator, self._recipe.micro_batch_size
+        own = torch.arange(accelerator.process_index, len(rows), accelerator.num_processes)
+        totals = [0.0, 0.0, 0.0]
+        for part in torch.split(own, size):
+            batch = rows.batch(part)
+            sums = self.losses(self.student, batch)
+            values = [float(sums.cross_entropy), float(sums.divergence), _num_targets(batch)]
+            totals = [total + value for total, value in zip(totals, values, strict=True)]
+        ce, kl, num_targets = (self._sum(total) for total in totals)
+        return ce / num_targets, kl / num_targets
+
+    def _guard(self, step: int, rows: torch.Tensor, skipped: bool) -> None:
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+            raise TrainingError(
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row",
+                where=f"step {step + 1}, rows {rows.tolist()[:8]} …",
+                fix="lower learning_rate, or look at that text; the weights before the first of "
+                "these steps are the newest saved state",
+            )
+
+    def _sum(self, value: float) -> float:
+        """A number summed over the processes."""
+        if self._accelerator.num_processes == 1:
+            return float(value)
+        wide = torch.float32 if self._accelerator.device.type == "mps" else torch.float64
+        tensor = torch.tensor(float(value), dtype=wide, device=self._accelerator.device)
+        return float(self._accelerator.reduce(tensor, reduction="sum"))
+
+
+def _num_targets(batch: Mapping[str, torch.Tensor]) -> int:
+    return int((batch["labels"][:, 1:] != IGNORED).sum())
+
+
+def _micro_steps(recipe: TrainRecipe, world: int) -> int:
+    at_once = recipe.micro_batch_size * world
+    if recipe.batch_size % at_once:
+        raise TrainingError(
+            f"batch_size {recipe.batch_size} cannot be shared by {world} processes with "
+            f"micro_batch_size {recipe.micro_batch_size}",
+            where="recipe, train.batch_size",
+            fix=f"make batch_size a multiple of {at_once}",
+        )
+    return recipe.batch_size // at_once
