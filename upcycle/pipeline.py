@@ -143,7 +143,7 @@ def run(
         kept = {name: value for name, value in record.items() if name != started}
         _write_record(layout, {**kept, stage.name: fingerprint})
     if recipe.export is not None:
-        _add_export_section(source, layout, again=len(skipped) == 0 or "export" not in skipped)
+        _add_export_section(source, layout, again="export" not in skipped)
     report = json.loads((layout.report / REPORT_JSON).read_text(encoding="utf-8"))
     package = None if recipe.export is None else layout.package
     return RunResult(layout, tuple(skipped), report, package)
