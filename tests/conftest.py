@@ -1,7 +1,24 @@
-"""Settings of every test."""
+"""Settings and fixtures of every test."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Time is no property of ours: a busy machine must not fail a test.
 settings.register_profile("upcycle", deadline=None)
 settings.load_profile("upcycle")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M as a folder, made once by the script and kept: a download of 93 MB."""
+    folder = ROOT / ".cache" / "smollm2"
+    if not folder.exists():
+        script = ROOT / "scripts" / "make_smollm2.py"
+        subprocess.run([sys.executable, script, folder], check=True)
+    return folder

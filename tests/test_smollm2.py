@@ -21,29 +21,22 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("real") / "smollm2"
-    run("scripts/make_smollm2.py", folder)
-    return folder
+def test_as_many_kv_heads_as_before_is_bit_identical(smollm2: Path, tmp_path: Path) -> None:
+    run("-m", "upcycle", "convert", smollm2, tmp_path / "kept", "--kv-heads", 3)
+    assert hash_folder(tmp_path / "kept") == hash_folder(smollm2)
 
 
-def test_as_many_kv_heads_as_before_is_bit_identical(source: Path) -> None:
-    output = source.with_name("kept")
-    run("-m", "upcycle", "convert", source, output, "--kv-heads", 3)
-    assert hash_folder(output) == hash_folder(source)
-
-
-def test_multi_query_is_verified_and_compared_on_english_text(source: Path) -> None:
-    kept, merged = source.with_name("kept-3"), source.with_name("merged-1")
-    run("-m", "upcycle", "convert", source, kept, "--kv-heads", 3)
-    run("-m", "upcycle", "convert", source, merged, "--kv-heads", 1)
-    checks = json.loads(run("-m", "upcycle", "verify", source, merged, "--json"))
+def test_multi_query_is_verified_and_compared_on_english_text(
+    smollm2: Path, tmp_path: Path
+) -> None:
+    kept, merged = tmp_path / "kept", tmp_path / "merged"
+    run("-m", "upcycle", "convert", smollm2, kept, "--kv-heads", 3)
+    run("-m", "upcycle", "convert", smollm2, merged, "--kv-heads", 1)
+    checks = json.loads(run("-m", "upcycle", "verify", smollm2, merged, "--json"))
     assert checks["passed"]
-    text = source.with_name("english.jsonl")
+    text, report = tmp_path / "english.jsonl", tmp_path / "report"
     run("scripts/make_english_text.py", text)
-    report = source.with_name("report")
-    arguments = ["eval", source, kept, merged, "--out", report, "--text", text, "--json"]
+    arguments = ["eval", smollm2, kept, merged, "--out", report, "--text", text, "--json"]
     result = json.loads(run("-m", "upcycle", *arguments, "--max-tokens", 2000))
     original, same, few = result["comparison"]["models"]
     assert original["nll"] < 3.6, "the source models English"

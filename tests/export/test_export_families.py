@@ -1,8 +1,5 @@
 """Exports beyond the tiny Llama: other families, and a real checkpoint."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ from tests.tiny import FAMILIES, tiny_checkpoint
 from upcycle.export.coreml import export_coreml
 from upcycle.export.counting import count_traffic
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -84,16 +80,6 @@ def test_the_shapes_of_a_published_model_copy_960_mib(tmp_path: Path) -> None:
     assert (len(tiles), sum(tile.nbytes for tile in tiles)) == (60, 960 * 2**20)
     traffic = count_traffic(function)
     assert (traffic.kv_read, traffic.copies) == (240 * 2**20, 2 * 960 * 2**20)
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real checkpoint; UPCYCLE_SMOLLM2 names one made already by the script."""
-    if made := os.environ.get("UPCYCLE_SMOLLM2"):
-        return Path(made)
-    folder = tmp_path_factory.mktemp("smollm2") / "smollm2"
-    subprocess.run([sys.executable, ROOT / "scripts" / "make_smollm2.py", folder], check=True)
-    return folder
 
 
 @pytest.mark.slow
