@@ -1,6 +1,7 @@
 """Exit codes, three-line errors, and what `--json` and `--quiet` print."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_debug_shows_the_traceback_of_an_error() -> None:
     assert _run(Console(json=True, quiet=False), False, refused) == 2
     with pytest.raises(UpcycleError):
         _run(Console(json=True, quiet=False), True, refused)
+
+
+def test_only_the_first_process_of_torchrun_prints(source: Path) -> None:
+    command = [sys.executable, "-m", "upcycle", "plan", str(source), "--kv-heads", "2"]
+    printed = {
+        rank: subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "RANK": rank}
+        ).stdout
+        for rank in ("0", "1")
+    }
+    assert "model.norm.weight" in printed["0"]
+    assert printed["1"] == ""
 
 
 def test_plan_reads_no_weight(source: Path, tmp_path: Path) -> None:

@@ -51,16 +51,6 @@ def test_train_and_resume(recipe: Path) -> None:
     assert json.loads(resumed.stdout)["notes"] == ["went on after step 2"]
 
 
-def test_only_one_process_speaks(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from upcycle.cli.train import speaks
-
-    assert speaks()
-    monkeypatch.setenv("RANK", "1")
-    assert not speaks()
-    monkeypatch.setenv("RANK", "0")
-    assert speaks()
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

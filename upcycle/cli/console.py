@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ def command(name: str, **settings: Any) -> Callable[..., Any]:
     def register(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         @functools.wraps(function)
         def run(*, json_: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
-            console = Console(json=json_, quiet=quiet)
+            first = _is_first_process()
+            console = Console(json=json_ and first, quiet=quiet or not first)
             raise typer.Exit(_run(console, debug, lambda: function(console, **arguments)))
 
         signature = inspect.signature(function)
@@ -105,6 +107,11 @@ def command(name: str, **settings: Any) -> Callable[..., Any]:
         return function
 
     return register
+
+
+def _is_first_process() -> bool:
+    """Under torchrun every process runs the same command; only the first one prints."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:

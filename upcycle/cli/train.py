@@ -1,7 +1,5 @@
 """`upcycle train`: uptrain the converted checkpoint of a recipe."""
 
-import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -50,8 +48,6 @@ def train_command(
     from upcycle.checkpoint.reader import resolve
     from upcycle.training.loop import uptrain
 
-    if not speaks():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     with console.progress() as watch:
         result = uptrain(
             converted,
@@ -81,7 +77,3 @@ def train_command(
     console.print(f"log         {result.log}")
     return Outcome({**asdict(result), "output": str(result.output), "log": str(result.log)})
 
-
-def speaks() -> bool:
-    """Under torchrun every process runs this command; only the first one prints."""
-    return os.environ.get("RANK", "0") == "0"
