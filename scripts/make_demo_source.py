@@ -318,6 +318,7 @@ def main() -> None:
     before = ([row for row in curve if row["step"] <= 0.9 * arguments.steps] or curve)[-1]
     model.config.use_cache = True
     model.half().save_pretrained(MODEL_DIR)
+    (MODEL_DIR / "model.safetensors").chmod(0o644)  # the library writes 0600
     tokenizer.save_pretrained(MODEL_DIR)
     curve_text = "".join(json.dumps(row) + "\n" for row in curve)
     (CORPUS_DIR / "curve.jsonl").write_text(curve_text)
