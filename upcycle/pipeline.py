@@ -212,7 +212,7 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> Itera
     yield Stage(
         "evaluate",
         layout.report,
-        {**_without_paths(recipe.evaluate.model_dump(mode="json")), "command": command},
+        _without_paths(recipe.evaluate.model_dump(mode="json")),
         lambda: {
             "source": _content(source),
             "candidates": [_made(folder) for folder in candidates],

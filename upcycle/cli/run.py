@@ -1,5 +1,6 @@
 """`upcycle run`: all stages of a recipe."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def run_command(
     from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
 
-    command_line = " ".join(["upcycle", "run", recipe.name, *(overrides or [])])
+    command_line = shlex.join(["upcycle", "run", str(recipe), *(overrides or [])])
 
     def announce(stage: str, skipped: bool) -> None:
         console.print(f"{stage}: {'finished before' if skipped else 'running'}")
