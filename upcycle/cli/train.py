@@ -76,4 +76,3 @@ def train_command(
     console.print(f"checkpoint  {result.output}")
     console.print(f"log         {result.log}")
     return Outcome({**asdict(result), "output": str(result.output), "log": str(result.log)})
-
