@@ -1,17 +1,25 @@
 """Output that appears whole or not at all."""
 
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from upcycle.errors import OutputError
 
+# What shows that a folder is ours: a manifest, a report, a Core ML package or a training state.
+_MARKS = ("upcycle.json", "report.json", "Manifest.json", "state.json")
+_REFUSALS = {
+    errno.EACCES, errno.EBUSY, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO,
+    errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+
 
 @contextmanager
-def staged(output: Path, *, overwrite: bool = False, source: Path | None = None) -> Iterator[Path]:
+def staged(output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Path]:
     """A hidden sibling folder to write into; it takes the name `output` when the block succeeds.
 
     Files are fsynced before one atomic rename, so a folder of that name is always complete. What
@@ -20,76 +28,116 @@ def staged(output: Path, *, overwrite: bool = False, source: Path | None = None)
 
     Args:
         output: the folder to make.
-        overwrite: replace an existing `output`, which stays whole until the new one is.
-        source: a folder that `output` must not be, or lie in.
+        overwrite: replace an `output` that was made here before; it stays whole until then.
+        inputs: what the output is made from, which it must neither lie in nor contain.
 
     Raises:
-        OutputError: `output` exists, lies inside `source`, is being written by another process,
-            or its parent cannot be written.
+        OutputError: as for `check_output`; or `output` is being written by another process, or
+            cannot be written.
     """
-    with _workspace(output, overwrite, source) as staging:
+    with _workspace(output, overwrite, inputs) as staging:
         yield staging
         sync_tree(staging)
-        _publish(staging, output)
+        _publish(staging, output, overwrite)
 
 
 @contextmanager
-def staged_entry(output: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def staged_entry(
+    output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()
+) -> Iterator[Path]:
     """Like `staged`, for one file or package made by someone else: yields the path to write to.
+
+    The modes of what was written are made to follow the umask.
 
     Raises:
         OutputError: as for `staged`.
     """
-    with _workspace(output, overwrite, None) as staging:
+    with _workspace(output, overwrite, inputs) as staging:
         entry = staging / output.name
         yield entry
+        _follow_umask(entry)
         sync_tree(staging)
-        _publish(entry, output)
+        _publish(entry, output, overwrite)
         shutil.rmtree(staging)
 
 
 @contextmanager
-def _workspace(output: Path, overwrite: bool, source: Path | None) -> Iterator[Path]:
+def _workspace(output: Path, overwrite: bool, inputs: Iterable[Path]) -> Iterator[Path]:
     """The hidden folder beside `output`, locked, empty, and gone again if the block raises."""
-    check_output(output, overwrite=overwrite, source=source)
+    check_output(output, overwrite=overwrite, inputs=inputs)
     staging = output.parent / f".{output.name}.partial"
-    try:
+    with _writing(output):
         staging.mkdir(parents=True, exist_ok=True)
+        with locked(staging, output):
+            _empty(staging)
+            try:
+                yield staging
+            except BaseException:
+                shutil.rmtree(staging, ignore_errors=True)
+                raise
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that the user can mend."""
+    try:
+        yield
     except OSError as error:
-        raise OutputError(
-            f"cannot write {output}: {error.strerror}",
-            where=str(output.parent),
-            fix="choose a folder that you may write to",
-        ) from error
-    with _locked(staging, output):
-        _empty(staging)
-        try:
-            yield staging
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+        if error.errno not in _REFUSALS:
             raise
+        raise OutputError(
+            f"cannot write {output}: {os.strerror(error.errno)}",
+            where=str(error.filename or output),
+            fix="make room, or choose a place that you may write to",
+        ) from error
 
 
-def check_output(output: Path, *, overwrite: bool = False, source: Path | None = None) -> None:
+def check_output(output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
     """Refuse an output path before any work is done for it.
 
     Raises:
-        OutputError: `output` exists without `overwrite`, or is or lies in `source`.
+        OutputError: `output` has no name of its own, is, lies in or contains one of the inputs,
+            exists without `overwrite`, or exists and was not made here.
     """
-    if source is not None:
-        inside, outside = output.resolve(), source.resolve()
-        if inside == outside or outside in inside.parents:
+    if output.name in ("", ".."):
+        raise OutputError(
+            f"{output} cannot be an output", where=str(output.absolute()), fix="name a new folder"
+        )
+    for path in inputs:
+        mine, theirs = output.resolve(), path.resolve()
+        if mine == theirs or theirs in mine.parents:
             raise OutputError(
-                f"the output {output} lies inside the source {source}",
-                where=str(inside),
-                fix="name an output outside the source, which is only read",
+                f"the output {output} lies inside the input {path}",
+                where=str(mine),
+                fix="name an output outside the inputs, which are only read",
             )
-    if os.path.lexists(output) and not overwrite:
+        if mine in theirs.parents:
+            raise OutputError(
+                f"the output {output} contains the input {path}",
+                where=str(theirs),
+                fix="name an output beside the inputs, which are only read",
+            )
+    if not os.path.lexists(output):
+        return
+    if not overwrite:
         raise OutputError(
             f"{output} exists",
             where=str(output.resolve()),
             fix="name another output, or pass --overwrite to replace it",
         )
+    if not _made_here(output):
+        raise OutputError(
+            f"{output} exists and was not made by upcycle",
+            where=str(output.resolve()),
+            fix="remove it yourself, or name another output",
+        )
+
+
+def _made_here(path: Path) -> bool:
+    """Whether a folder is empty, or bears the mark of one of our outputs."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    return not any(path.iterdir()) or any((path / name).is_file() for name in _MARKS)
 
 
 def sync_tree(folder: Path) -> None:
@@ -111,15 +159,27 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _locked(staging: Path, output: Path) -> Iterator[None]:
-    descriptor = os.open(staging, os.O_RDONLY)
+def locked(folder: Path, output: Path) -> Iterator[None]:
+    """Hold a folder's lock, which goes with the process however it ends.
+
+    Raises:
+        OutputError: another process holds it, or the folder is a link to somewhere else.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise OutputError(
+            f"{folder} is in the way of {output}: {os.strerror(error.errno or 0)}",
+            where=str(folder),
+            fix="remove it",
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise OutputError(
             f"another process is writing {output}",
-            where=str(staging),
+            where=str(folder),
             fix="wait for it, or name another output",
         ) from error
     try:
@@ -136,8 +196,9 @@ def _empty(folder: Path) -> None:
             entry.unlink()
 
 
-def _publish(staged_path: Path, output: Path) -> None:
+def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
     """Rename onto `output`; a folder there already steps aside first and goes last."""
+    check_output(output, overwrite=overwrite)  # it may have appeared meanwhile
     aside = output.parent / f".{output.name}.replaced"
     if os.path.lexists(output):
         _remove(aside)
@@ -145,6 +206,13 @@ def _publish(staged_path: Path, output: Path) -> None:
     os.rename(staged_path, output)
     _sync(output.parent)
     _remove(aside)
+
+
+def _follow_umask(entry: Path) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (entry, *entry.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def _remove(path: Path) -> None:

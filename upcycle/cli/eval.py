@@ -69,7 +69,8 @@ def eval_command(
     settings = (loaded.evaluate if loaded else EvaluateRecipe()).model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
-    check_output(out, overwrite=overwrite)
+    inputs = [*(resolve(folder) for folder in (source, *candidates)), *settings.text]
+    check_output(out, overwrite=overwrite, inputs=inputs)
 
     from upcycle.evaluation.compare import evaluate
 
@@ -96,7 +97,7 @@ def eval_command(
         command=_command_line(source, candidates, out, device, dtype, recipe, given),
         training_log=_training_log(loaded),
     )
-    with staged(out, overwrite=overwrite) as folder:
+    with staged(out, overwrite=overwrite, inputs=inputs) as folder:
         write_report(document, folder)
     print_comparison(console, comparison)
     console.print(f"report   {out / HTML_NAME}")

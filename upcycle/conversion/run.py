@@ -75,10 +75,10 @@ def convert(
     """
     output = Path(output)
     checkpoint = Checkpoint.open(source)
-    check_output(output, overwrite=overwrite, source=checkpoint.folder)
+    check_output(output, overwrite=overwrite, inputs=[checkpoint.folder])
     get_method(method)
     todo = plan(checkpoint, kv_heads=kv_heads, method=method, seed=seed)
-    with staged(output, overwrite=overwrite, source=checkpoint.folder) as folder:
+    with staged(output, overwrite=overwrite, inputs=[checkpoint.folder]) as folder:
         stream = _Stream(checkpoint, todo, watch)
         for shard in todo.shards:
             stream.write(shard, folder)

@@ -78,8 +78,9 @@ def export_coreml(
         BrokenExportError: the saved program is not the model's (our bug).
     """
     output = Path(output)
-    _check_request(output, context, attention, overwrite)
     opened = Checkpoint.open(checkpoint)
+    _check_request(output, context, attention)
+    check_output(output, overwrite=overwrite, inputs=[opened.folder])
 
     def step(done: int, note: str) -> None:
         watch(Progress("export", done, _STEPS, "steps", note))
@@ -96,7 +97,7 @@ def export_coreml(
     manifest = _manifest(opened, shape, context, attention)
     # A Hub id's folder is a cache snapshot, whose name is a commit.
     name = opened.folder.resolve().name if Path(checkpoint).is_dir() else str(checkpoint)
-    with staged_entry(output, overwrite=overwrite) as package:
+    with staged_entry(output, overwrite=overwrite, inputs=[opened.folder]) as package:
         save_package(
             traced,
             package,
@@ -111,7 +112,7 @@ def export_coreml(
     return ExportResult(output, shape, context, attention, function, manifest)
 
 
-def _check_request(output: Path, context: int, attention: str, overwrite: bool) -> None:
+def _check_request(output: Path, context: int, attention: str) -> None:
     if output.suffix != ".mlpackage":
         raise ExportError(
             f"{output.name} is no name for a Core ML package",
@@ -130,7 +131,6 @@ def _check_request(output: Path, context: int, attention: str, overwrite: bool) 
             where="--context",
             fix=f"pass {max(1, round(context / CONTEXT_MULTIPLE)) * CONTEXT_MULTIPLE}",
         )
-    check_output(output, overwrite=overwrite)
     numpy = tuple(map(int, version("numpy").split(".")[:2]))
     if version("coremltools").startswith("9.0") and numpy >= (2, 4):
         raise ExportError(

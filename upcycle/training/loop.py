@@ -103,7 +103,7 @@ def uptrain(
     """
     accelerator = _accelerator()
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)
-    check_output(output, overwrite=overwrite, source=checkpoint.folder)
+    check_output(output, overwrite=overwrite, inputs=[checkpoint.folder, source.folder])
     if not resume and state_folders(work):
         raise TrainingError(
             f"{work} holds the states of an earlier run",

@@ -74,7 +74,7 @@ def write_result(
         result: numbers about the result, for the manifest.
         overwrite: replace an existing folder.
     """
-    with staged(output, overwrite=overwrite, source=checkpoint.folder) as folder:
+    with staged(output, overwrite=overwrite, inputs=[checkpoint.folder]) as folder:
         hashes = rewrite(checkpoint, folder, stored)
         copy_sidecars(checkpoint, folder)
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
