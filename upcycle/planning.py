@@ -148,7 +148,7 @@ def plan(
         num_key_value_heads=kv_heads,
         method=method,
         seed=seed,
-        initializer_range=float(family.setting(checkpoint.config, "initializer_range")),
+        initializer_range=family.number(checkpoint.config, "initializer_range"),
         shards=shards,
         config_edits=family.config_edits(kv_heads) if merges else {},
         peak_bytes=8 * layer_elements if merges else 0,

@@ -80,6 +80,8 @@ def test_a_truncated_file_is_refused(folder: Path, keep: int) -> None:
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "has 4 bytes"),
         (b'{"a": {"dtype": "Q4", "shape": [2], "data_offsets": [0, 8]}}', "malformed"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}', "hole"),
+        (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "has 4 bytes"),
+        (b'{"__metadata__": 7}', "metadata"),
     ],
 )
 def test_a_malformed_header_is_refused(tmp_path: Path, header: bytes, message: str) -> None:
@@ -101,7 +103,7 @@ def test_an_index_that_leaves_the_folder_is_refused(sharded: Path) -> None:
     name = next(iter(index["weight_map"]))
     index["weight_map"][name] = "../elsewhere.safetensors"
     (sharded / INDEX_FILE).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="outside the folder"):
+    with pytest.raises(CheckpointError, match="no safetensors file of this folder"):
         Checkpoint.open(sharded)
 
 
@@ -128,3 +130,30 @@ def test_a_hub_id_without_network_is_a_clear_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="the Hub did not give it"):
         Checkpoint.open("some-team/some-model")
+
+
+@pytest.mark.parametrize("weight_map", [[], {"a": 5}, {"a": ["b"]}, {"a": ".."}, {"a": "w.bin"}])
+def test_an_index_of_another_form_is_refused(sharded: Path, weight_map: object) -> None:
+    (sharded / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match="index"):
+        Checkpoint.open(sharded)
+
+
+def test_two_sets_of_weights_are_refused(sharded: Path) -> None:
+    """transformers would take the single file, whatever the index says."""
+    save_file({"model.norm.weight": torch.zeros(64)}, sharded / "model.safetensors")
+    with pytest.raises(CheckpointError, match="two sets of weights"):
+        Checkpoint.open(sharded)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000])
+def test_a_config_that_no_reader_can_take_is_refused(folder: Path, data: bytes) -> None:
+    (folder / "config.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"config\.json is not readable JSON"):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", ["./missing", "../missing", "missing", "a/b/c"])
+def test_a_mistyped_folder_is_no_hub_id(name: str) -> None:
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        Checkpoint.open(name)

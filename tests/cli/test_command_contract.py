@@ -131,3 +131,28 @@ def test_plan_reads_no_weight(source: Path, tmp_path: Path) -> None:
     done = upcycle("plan", hollow, "--kv-heads", 2, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["config_edits"] == {"num_key_value_heads": 2}
+
+
+def test_a_reader_that_has_seen_enough_is_no_bug(source: Path) -> None:
+    command = (
+        f"{sys.executable} -m upcycle plan {source} --kv-heads 2 | head -n 1; echo $PIPESTATUS"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+def test_a_terminal_without_utf_8_is_no_bug(source: Path) -> None:
+    command = [sys.executable, "-m", "upcycle", "plan", str(source), "--kv-heads", "2"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"8 ? 2 KV heads" in done.stdout
+
+
+def test_json_has_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = Outcome({"rows": [{"measured": float("nan")}], "limit": 1.5})
+    assert _run(Console(json=True, quiet=False), False, lambda: outcome) == 0
+    assert json.loads(capsys.readouterr().out) == {"rows": [{"measured": None}], "limit": 1.5}

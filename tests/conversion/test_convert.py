@@ -1,7 +1,9 @@
 """Conversion of whole folders, against transformers' own classes."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tests.tiny import FAMILIES, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.run import convert
+from upcycle.conversion.untouched import differing_copies
 from upcycle.errors import CheckpointError, FamilyError, OutputError, PlanError, UpcycleError
 from upcycle.planning import Attention, plan
 
@@ -230,3 +233,55 @@ def test_a_truncated_shard_is_refused_and_writes_nothing(tmp_path: Path) -> None
     with pytest.raises(UpcycleError, match="header speaks of"):
         convert(source, tmp_path / "out", kv_heads=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_copy_that_differs_is_never_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    chunks = Checkpoint.chunks
+
+    def flip(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
+        for chunk in chunks(checkpoint, name):
+            broken = checkpoint.folder == source and name == "model.norm.weight"
+            yield bytes([chunk[0] ^ 1]) + chunk[1:] if broken and not proving else chunk
+
+    proving: list[bool] = []
+    prove = differing_copies
+
+    def note_proof(*arguments: Any) -> list[str]:
+        proving.append(True)
+        return prove(*arguments)
+
+    monkeypatch.setattr(Checkpoint, "chunks", flip)
+    monkeypatch.setattr("upcycle.conversion.run.differing_copies", note_proof)
+    with pytest.raises(AssertionError, match=r"model\.norm\.weight"):
+        convert(source, tmp_path / "out", kv_heads=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_line_ends_and_nested_keys_of_the_config_stay(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    path = source / "config.json"
+    text = path.read_text().replace("{", '{\n  "draft": {"num_key_value_heads": 7},', 1)
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    convert(source, tmp_path / "out", kv_heads=2)
+    before, after = path.read_bytes(), (tmp_path / "out" / "config.json").read_bytes()
+    old, new = b'"num_key_value_heads": 8,\r\n', b'"num_key_value_heads": 2,\r\n'
+    assert after == before.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization_config": "gptq"},
+        {"initializer_range": None},
+        {"initializer_range": "x"},
+        {"partial_rotary_factor": "a"},
+    ],
+)
+def test_a_config_of_wrong_types_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    edit(source, **changes)
+    with pytest.raises(FamilyError):
+        convert(source, tmp_path / "out", kv_heads=2)

@@ -20,6 +20,34 @@ def test_a_conversion_passes(tmp_path: Path, name: str, kv_heads: int) -> None:
     convert(source, tmp_path / "out", kv_heads=kv_heads)
     result = verify(source, tmp_path / "out")
     assert result.passed, [check for check in result.checks if not check.passed]
+    names = [check.name for check in result.checks]
+    assert names == [*ALWAYS, *([EQUAL] if kv_heads < 4 else []), *RELOADED]
+    measured = {check.name: check.measured for check in result.checks}
+    assert 0 < measured[PERMUTED] < 1e-12, "it was computed, and exact in fp64"
+
+
+FILES = "source and output are as the conversion left them"
+PERMUTED = "permuted heads give the same attention output"
+EQUAL = "mean merges equal heads without loss"
+ALWAYS = [
+    FILES,
+    "tensors outside the merged attention are identical",
+    "merged tensors are what the method makes",
+    "config.json changed in the planned keys alone",
+    PERMUTED,
+    "a planted relative error of 1e-8 is seen",
+]
+RELOADED = [
+    "plain AutoModelForCausalLM gives the same logits with and without cache",
+    "the cache holds the predicted bytes",
+]
+
+
+def failures(source: Path, out: Path) -> dict[str, str]:
+    """The detail of each failed check but the one of file hashes, which sees any change."""
+    failed = {check.name: check.detail for check in verify(source, out).checks if not check.passed}
+    assert failed.pop(FILES).startswith("first: ")
+    return failed
 
 
 def change_embedding(weights: dict) -> None:
@@ -38,10 +66,61 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, damage: Callable[[dict], None
     weights = load_file(out / "model.safetensors")
     damage(weights)
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    result = verify(source, out)
-    failed = [check for check in result.checks if not check.passed]
-    assert not result.passed
-    assert "model." in failed[0].detail
+    (failed,) = failures(source, out).values()
+    assert "model." in failed
+
+
+def zero_queries(weights: dict) -> None:
+    weights["model.layers.1.self_attn.q_proj.weight"].zero_()
+
+
+def scale_keys(weights: dict) -> None:
+    weights["model.layers.0.self_attn.k_proj.weight"].mul_(3)
+
+
+@pytest.mark.parametrize("damage", [zero_queries, scale_keys])
+def test_a_merged_tensor_with_other_values_is_named(
+    tmp_path: Path, damage: Callable[[dict], None]
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    out = tmp_path / "out"
+    convert(source, out, kv_heads=2)
+    weights = load_file(out / "model.safetensors")
+    damage(weights)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    assert list(failures(source, out)) == ["merged tensors are what the method makes"]
+
+
+def test_a_changed_sidecar_is_named(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    out = tmp_path / "out"
+    convert(source, out, kv_heads=2)
+    (out / "tokenizer.json").write_text("junk")
+    failed = [check for check in verify(source, out).checks if not check.passed]
+    assert [check.detail for check in failed] == [f"first: {out / 'tokenizer.json'}"]
+
+
+def test_a_sliding_window_keeps_fewer_keys_rightly(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", "mistral", sliding_window=16)
+    convert(source, tmp_path / "out", kv_heads=2)
+    assert verify(source, tmp_path / "out").passed
+
+
+def test_a_cache_of_another_size_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "out", kv_heads=2)
+    monkeypatch.setattr("upcycle.conversion.checks.measured_cache_bytes", lambda cache: 4711)
+    failed = [check for check in verify(source, tmp_path / "out").checks if not check.passed]
+    assert [check.name for check in failed] == ["the cache holds the predicted bytes"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "out", kv_heads=2)
+    (tmp_path / "out" / "upcycle.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"upcycle\.json is damaged"):
+        verify(source, tmp_path / "out")
 
 
 def test_a_config_that_changed_more_is_named(tmp_path: Path) -> None:
@@ -50,8 +129,7 @@ def test_a_config_that_changed_more_is_named(tmp_path: Path) -> None:
     convert(source, out, kv_heads=2)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    failed = [check for check in verify(source, out).checks if not check.passed]
-    assert [check.detail for check in failed] == ["first: rms_norm_eps"]
+    assert list(failures(source, out).values()) == ["first: rms_norm_eps"]
 
 
 def test_raised_heads_are_compared_bit_by_bit(tmp_path: Path) -> None:
@@ -61,8 +139,8 @@ def test_raised_heads_are_compared_bit_by_bit(tmp_path: Path) -> None:
     weights = load_file(out / "model.safetensors")
     weights["model.layers.1.self_attn.v_proj.weight"][0, 0] += 1e-6
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    failed = [check for check in verify(source, out).checks if not check.passed]
-    assert [check.detail for check in failed] == ["first: model.layers.1.self_attn.v_proj.weight"]
+    expected = ["first: model.layers.1.self_attn.v_proj.weight"]
+    assert list(failures(source, out).values()) == expected
 
 
 def test_a_folder_that_convert_did_not_make_is_refused(tmp_path: Path) -> None:

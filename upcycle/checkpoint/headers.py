@@ -99,13 +99,21 @@ def read_header(path: Path) -> Header:
             where=str(path),
             fix="fetch the missing shard; every shard that the index names must be there",
         ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path.name}: {error.strerror}",
+            where=str(path),
+            fix="make the file readable",
+        ) from error
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"the header of {path.name} is not JSON") from error
     if not isinstance(document, dict):
         raise _damaged(path, f"the header of {path.name} is not a JSON object")
     metadata = document.pop("__metadata__", None)
+    if metadata is not None and not isinstance(metadata, dict):
+        raise _damaged(path, f"the metadata of {path.name} is not a JSON object")
     tensors = _tensors(path, document, data_start=8 + length)
     end = tensors[-1].offset + tensors[-1].nbytes if tensors else 8 + length
     if end != size:
@@ -121,7 +129,11 @@ def _tensors(path: Path, document: dict[str, Any], data_start: int) -> tuple[Ten
             dtype, shape = entry["dtype"], tuple(entry["shape"])
             begin, end = entry["data_offsets"]
             tensor = TensorInfo(name, dtype, shape, path.name, data_start + begin)
-            sound = dtype in DTYPE_BITS and end - begin == tensor.nbytes and begin >= 0
+            sound = (
+                dtype in DTYPE_BITS
+                and all(isinstance(number, int) and number >= 0 for number in (begin, *shape))
+                and end - begin == tensor.nbytes
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(path, f"the header entry of tensor {name} is malformed") from error
         if not sound:

@@ -41,7 +41,7 @@ def load_model(
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
-                f"transformers cannot load the model: {str(error).splitlines()[0]}",
+                f"transformers cannot load the model: {' '.join(str(error).split())}",
                 where=str(folder),
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
@@ -66,9 +66,9 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise CheckpointError(
-            f"the tokenizer does not load: {str(error).splitlines()[0]}",
+            f"the tokenizer does not load: {type(error).__name__}: {' '.join(str(error).split())}",
             where=str(folder),
             fix="put the tokenizer's files beside the weights",
         ) from error

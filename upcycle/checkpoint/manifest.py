@@ -10,6 +10,8 @@ from typing import Any
 
 import xxhash
 
+from upcycle.errors import CheckpointError
+
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
 _CHUNK = 1 << 20
@@ -54,12 +56,25 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where there is none."""
+    """The manifest of a folder, or None where there is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     path = folder / MANIFEST_NAME
     if not path.is_file():
         return None
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        stage = document["stage"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{MANIFEST_NAME} is damaged: {type(error).__name__}",
+            where=str(path),
+            fix="make the folder again",
+        ) from error
+    assert isinstance(stage, str)
+    return dict(document)
 
 
 def hash_file(path: Path) -> str:

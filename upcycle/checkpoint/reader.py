@@ -18,7 +18,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 _CHUNK = 4 << 20
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def resolve(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
-    if folder.exists() or not _HUB_ID.fullmatch(str(source)):
+    if folder.exists() or not HUB_ID.fullmatch(str(source)):
         raise CheckpointError(
             f"{source} is not a folder",
             where=str(folder.absolute()),
@@ -140,33 +140,51 @@ def read_config(folder: Path) -> tuple[str, dict[str, Any]]:
             where=str(path),
             fix="name a Hugging Face checkpoint folder",
         )
-    text = path.read_text(encoding="utf-8")
+    return read_json_object(path)
+
+
+def read_json_object(path: Path) -> tuple[str, dict[str, Any]]:
+    """A JSON file as its very text, line ends included, and as a dictionary.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no JSON object.
+    """
     try:
-        config = json.loads(text)
-    except ValueError as error:
+        text = path.read_bytes().decode("utf-8")
+        document = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{CONFIG_FILE} is not JSON: {error}", where=str(path), fix="mend or fetch it again"
+            f"{path.name} is not readable JSON: {error}",
+            where=str(path),
+            fix="mend it or fetch it again",
         ) from error
-    if not isinstance(config, dict):
+    if not isinstance(document, dict):
         raise CheckpointError(
-            f"{CONFIG_FILE} is not a JSON object", where=str(path), fix="mend or fetch it again"
+            f"{path.name} is not a JSON object", where=str(path), fix="mend it or fetch it again"
         )
-    return text, config
+    return text, document
 
 
 def _shard_names(folder: Path) -> list[str]:
     """The safetensors files that make up the model."""
-    if (folder / INDEX_FILE).is_file():
+    has_index, has_single = (folder / INDEX_FILE).is_file(), (folder / SINGLE_FILE).is_file()
+    if has_index:
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
-            if Path(name).name != name:
+            if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(
-                    f"the index names a shard outside the folder: {name}",
+                    f"the index names {name!r}, which is no safetensors file of this folder",
                     where=str(folder / INDEX_FILE),
-                    fix="an index may only name files beside it",
+                    fix="an index may only name safetensors files beside it",
                 )
+        if has_single and SINGLE_FILE not in names:
+            raise CheckpointError(
+                f"{folder} has {SINGLE_FILE} and an index of other shards, two sets of weights",
+                where=str(folder),
+                fix=f"remove the stale one; transformers would load {SINGLE_FILE}",
+            )
         return names
-    if (folder / SINGLE_FILE).is_file():
+    if has_single:
         return [SINGLE_FILE]
     others = [
         path.name
@@ -184,13 +202,15 @@ def _shard_names(folder: Path) -> list[str]:
 
 def _weight_map(folder: Path) -> dict[str, str]:
     path = folder / INDEX_FILE
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    weight_map = read_json_object(path)[1].get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(shard, str) for shard in weight_map.values()
+    ):
         raise CheckpointError(
-            "the index has no readable weight_map", where=str(path), fix="fetch the index again"
-        ) from error
-    assert isinstance(weight_map, dict)
+            "the index has no weight_map from tensor to file name",
+            where=str(path),
+            fix="fetch the index again",
+        )
     return weight_map
 
 

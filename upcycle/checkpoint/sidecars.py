@@ -1,12 +1,12 @@
 """The files beside the weights: copied byte for byte, the configuration edited in place."""
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.json_edit import set_top_level
 from upcycle.checkpoint.manifest import MANIFEST_NAME
 from upcycle.checkpoint.reader import CONFIG_FILE, INDEX_FILE, Checkpoint
 from upcycle.errors import CheckpointError
@@ -53,30 +53,15 @@ def edit_config(text: str, edits: Mapping[str, Any], *, after: str, where: Path)
         where: the file, for error messages.
 
     Raises:
-        CheckpointError: the text has a form in which the keys cannot be edited in place.
+        CheckpointError: the text has an edited key twice.
     """
     edited = text
     for key, value in edits.items():
-        edited = _set_key(edited, key, json.dumps(value), after)
-    wanted = {**json.loads(text), **edits}
-    if json.loads(edited) != wanted:
+        edited = set_top_level(edited, key, value, after=after)
+    if json.loads(edited) != {**json.loads(text), **edits}:
         raise CheckpointError(
             f"cannot edit {', '.join(edits)} in {CONFIG_FILE}",
             where=str(where),
-            fix="write each key of config.json once, on the top level",
+            fix="write each key of config.json once",
         )
     return edited
-
-
-def _set_key(text: str, key: str, value: str, after: str) -> str:
-    """Replace the value of `key`, or insert it on a line of its own behind the key `after`."""
-    present = re.compile(rf'("{re.escape(key)}"\s*:\s*)(?:-?[\w.+-]+|"[^"\\]*")')
-    replaced, count = present.subn(lambda match: match[1] + value, text, count=1)
-    if count:
-        return replaced
-    anchor = re.compile(rf'(?P<lead>[ \t]*)"{re.escape(after)}"\s*:\s*-?[\w.+-]+')
-    match = anchor.search(text)
-    if match is None:
-        return text
-    inserted = f',\n{match["lead"]}"{key}": {value}'
-    return text[: match.end()] + inserted + text[match.end() :]

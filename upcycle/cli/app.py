@@ -1,6 +1,8 @@
 """The `upcycle` command: registers the subcommands, each a thin file beside this one."""
 
+import sys
 from importlib import import_module
+from io import TextIOWrapper
 
 import typer
 
@@ -35,6 +37,9 @@ def _root() -> None:
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop us
     for name in COMMANDS:
         import_module(f"upcycle.cli.{name}")
     app()

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -117,6 +118,10 @@ def _is_first_process() -> bool:
 def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     try:
         outcome = function()
+        if console.json:
+            data = _without_nan(outcome.data)
+            print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+        sys.stdout.flush()
     except UpcycleError as error:
         if debug:
             raise
@@ -125,6 +130,10 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough; the interpreter must not flush into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
         if debug:
             raise
@@ -135,9 +144,16 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
             file=sys.stderr,
         )
         return EXIT_OUR_BUG
-    if console.json:
-        print(json.dumps(outcome.data, indent=2, ensure_ascii=False))
     return 0 if outcome.passed else EXIT_CHECK_FAILED
+
+
+def _without_nan(value: Any) -> Any:
+    """The same data with null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_bytes(count: float) -> str:

@@ -44,7 +44,7 @@ def convert_command(
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     for name in result.left_behind:
-        console.print(f"left behind, since it holds the source's weights: {name}")
+        console.print(f"left behind, since it may hold weights in another form: {name}")
     console.print(_advice(before, kv_heads, method))
     return Outcome(
         {

@@ -78,6 +78,12 @@ def convert(
     check_output(output, overwrite=overwrite, inputs=[checkpoint.folder])
     get_method(method)
     todo = plan(checkpoint, kv_heads=kv_heads, method=method, seed=seed)
+    config = edit_config(
+        checkpoint.config_text,
+        todo.config_edits,
+        after="num_attention_heads",
+        where=checkpoint.folder / CONFIG_FILE,
+    )
     with staged(output, overwrite=overwrite, inputs=[checkpoint.folder]) as folder:
         stream = _Stream(checkpoint, todo, watch)
         for shard in todo.shards:
@@ -85,13 +91,7 @@ def convert(
         if (checkpoint.folder / INDEX_FILE).is_file():
             write_index(folder, [shard.layout for shard in todo.shards])
         left_behind = copy_sidecars(checkpoint, folder)
-        config = edit_config(
-            checkpoint.config_text,
-            todo.config_edits,
-            after="num_attention_heads",
-            where=checkpoint.folder / CONFIG_FILE,
-        )
-        (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
+        (folder / CONFIG_FILE).write_bytes(config.encode("utf-8"))
         differing = differing_copies(checkpoint, Checkpoint.open(folder), todo)
         assert not differing, f"copied tensors differ from the source: {differing}"
         manifest = write_manifest(

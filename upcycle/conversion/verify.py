@@ -61,16 +61,15 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         seed=options["seed"],
     )
     steps: list[Callable[[], list[Check]]] = [
+        lambda: [checks.check_files(before.folder, after.folder, manifest)],
         lambda: [checks.check_untouched(before, after, todo)],
-        lambda: [checks.check_shapes(after, todo)],
-        lambda: [checks.check_sidecars(before, after, todo)],
+        lambda: [checks.check_merged(before, after, todo)],
+        lambda: [checks.check_config(before, after, todo)],
         lambda: checks.check_permuted_heads(before, todo),
     ]
     now, wanted = todo.source_shape.num_key_value_heads, todo.num_key_value_heads
     if wanted < now and options["method"] != "random":  # which draws new heads from nothing
         steps.append(lambda: [checks.check_equal_heads(before, todo)])
-    if wanted > now:
-        steps.append(lambda: [checks.check_repeated(before, after, todo)])
     found: list[Check] = []
     for index, step in enumerate(steps):
         watch(Progress("verify", index, len(steps) + 1, "checks"))

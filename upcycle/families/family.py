@@ -166,8 +166,24 @@ class Family:
         return value
 
     def _rotary_dim(self, config: Mapping[str, Any], head_dim: int) -> int:
-        nested = config.get("rope_parameters") or {}
-        factor = nested.get("partial_rotary_factor")
-        if factor is None:
-            factor = self.setting(config, "partial_rotary_factor")
-        return head_dim if factor is None else int(head_dim * factor)
+        nested = config.get("rope_parameters")
+        if isinstance(nested, Mapping) and nested.get("partial_rotary_factor") is not None:
+            return int(head_dim * self.number(nested, "partial_rotary_factor"))
+        if self.setting(config, "partial_rotary_factor") is None:
+            return head_dim
+        return int(head_dim * self.number(config, "partial_rotary_factor"))
+
+    def number(self, config: Mapping[str, Any], key: str) -> float:
+        """A non-negative number of the configuration, or the class default.
+
+        Raises:
+            FamilyError: it is something else.
+        """
+        value = self.setting(config, key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise FamilyError(
+                f"{key} is {value!r}, not a number",
+                where=f"config.json, {key} (model_type {self.model_type})",
+                fix="give the number that the model was made with",
+            )
+        return float(value)

@@ -29,8 +29,10 @@ def family_of(config: Mapping[str, Any]) -> Family:
             where="config.json, model_type",
             fix=f"supported are {', '.join(FAMILIES.names())}",
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        named = isinstance(quantisation, Mapping) and quantisation.get("quant_method")
+        method = named or "unknown method"
         raise FamilyError(
             f"the checkpoint is quantised ({method}); merging needs the full weights",
             where="config.json, quantization_config",
