@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from tests.tiny import FAMILIES, tiny_checkpoint
+from upcycle.checkpoint.headers import header_bytes
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.run import convert
@@ -285,3 +286,21 @@ def test_a_config_of_wrong_types_is_refused(tmp_path: Path, changes: dict[str, o
     edit(source, **changes)
     with pytest.raises(FamilyError):
         convert(source, tmp_path / "out", kv_heads=2)
+
+
+def test_the_order_of_tensors_in_a_file_changes_nothing_else(tmp_path: Path) -> None:
+    """A file that has all q, then all k, … gives the same tensors, in its own order."""
+    source = tiny_checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "out", kv_heads=2)
+    scattered = tiny_checkpoint(tmp_path / "scattered")
+    original = Checkpoint.open(source)
+    specs = sorted(original.tensors.values(), key=lambda tensor: tensor.name[::-1])
+    header = header_bytes(specs, {"format": "pt"})
+    data = b"".join(chunk for spec in specs for chunk in original.chunks(spec.name))
+    (scattered / "model.safetensors").write_bytes(header + data)
+    convert(scattered, tmp_path / "out-scattered", kv_heads=2)
+    first = load_file(tmp_path / "out" / "model.safetensors")
+    second = load_file(tmp_path / "out-scattered" / "model.safetensors")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    written = Checkpoint.open(tmp_path / "out-scattered").headers[0].tensors
+    assert [tensor.name for tensor in written] == [spec.name for spec in specs]

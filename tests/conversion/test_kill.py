@@ -61,3 +61,4 @@ def test_killing_at_any_time_leaves_all_or_nothing(tmp_path: Path, delay: float)
     else:
         convert(source, tmp_path / "out", kv_heads=2)
         assert hash_folder(tmp_path / "out") == hash_folder(tmp_path / "fresh")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "source"]

@@ -116,8 +116,10 @@ class _Stream:
         self._family = family_of(checkpoint.config)
         self._watch = watch
         self._written = 0
-        # Tensors of a merged layer that wait for their turn; at most the layers that are open.
-        self._waiting: dict[tuple[int, Role], Tensor] = {}
+        # One merged layer at a time: a file that scatters a layer makes it again, and costs time
+        # but no memory.
+        self._layer = -1
+        self._tensors: dict[Role, Tensor] = {}
 
     def write(self, shard: PlannedShard, folder: Path) -> None:
         source_digest = xxhash.xxh3_128()
@@ -153,10 +155,11 @@ class _Stream:
             return file.read(header.data_start)
 
     def _merged(self, layer: int, role: Role) -> "Tensor":
-        if (layer, role) not in self._waiting:
-            merged = merge_layer(self._checkpoint, self._family, self._plan, layer)
-            self._waiting.update({(layer, name): tensor for name, tensor in merged.items()})
-        return self._waiting.pop((layer, role))
+        if layer != self._layer:
+            self._tensors = {}  # before the next layer is read
+            self._tensors = merge_layer(self._checkpoint, self._family, self._plan, layer)
+            self._layer = layer
+        return self._tensors[role]
 
 
 def merge_layer(
