@@ -7,8 +7,11 @@ import pytest
 
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
+from upcycle.checkpoint.staging import locked
+from upcycle.cli import main
 from upcycle.cli.console import Console
 from upcycle.cli.run import run_command
+from upcycle.errors import DataError, OutputError, PlanError, UpcycleError
 from upcycle.pipeline import RunResult, run
 from upcycle.progress import Progress
 from upcycle.recipe.loading import load_recipe
@@ -36,6 +39,10 @@ export: {context: 32}
 """
 
 
+ALL = ["convert", "train", "evaluate", "export", "report"]
+SHORT = ["convert", "evaluate", "report"]
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     tiny_checkpoint(tmp_path / "source")
@@ -43,6 +50,18 @@ def recipe(tmp_path: Path) -> Path:
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     return tmp_path / "recipe.yaml"
+
+
+@pytest.fixture
+def short_recipe(recipe: Path) -> Path:
+    """Without training and export."""
+    text = RECIPE.split("train:")[0] + "evaluate: {text: [text.jsonl], max_tokens: 100, "
+    recipe.write_text(text + "sequence_length: 32}\n")
+    return recipe
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def run_it(path: Path, *overrides: str) -> tuple[RunResult, list[str]]:
@@ -58,7 +77,7 @@ def run_it(path: Path, *overrides: str) -> tuple[RunResult, list[str]]:
 
 def test_a_run_makes_everything_and_a_second_one_nothing(recipe: Path) -> None:
     result, ran = run_it(recipe)
-    assert ran == ["convert", "train", "evaluate", "export"]
+    assert ran == ALL
     labels = [model["label"] for model in result.report["comparison"]["models"]]
     assert labels == ["source", "converted", "uptrained"]
     assert result.report["export"]["kv_tiles"] == 0
@@ -75,16 +94,15 @@ def test_a_run_makes_everything_and_a_second_one_nothing(recipe: Path) -> None:
 
 def test_a_changed_option_runs_what_depends_on_it(recipe: Path) -> None:
     run_it(recipe)
-    assert run_it(recipe, "export.context=64")[1] == ["export"]
+    assert run_it(recipe, "export.context=64")[1] == ["export", "report"]
     result, ran = run_it(recipe, "export.context=64", "evaluate.max_tokens=100")
-    assert ran == ["evaluate"]
+    assert ran == ["evaluate", "report"]
     assert result.report["export"]["context"] == 64, "the new report has the export's section too"
-    assert run_it(recipe, "export.context=64", "convert.kv_heads=4")[1] == [
-        "convert",
-        "train",
-        "evaluate",
-        "export",
-    ]
+    assert run_it(recipe, "export.context=64", "convert.kv_heads=4")[1] == ALL
+    recipe.write_text(RECIPE.split("export:")[0])
+    result, ran = run_it(recipe, "convert.kv_heads=4")
+    assert ran == ["report"]
+    assert result.report["export"] is None, "nothing stays of an export that is no longer asked for"
 
 
 def test_changed_text_and_changed_weights_are_seen(recipe: Path) -> None:
@@ -96,7 +114,7 @@ def test_changed_text_and_changed_weights_are_seen(recipe: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert run_it(recipe)[1] == ["convert", "train", "evaluate", "export"]
+    assert run_it(recipe)[1] == ALL
 
 
 def test_an_interrupted_training_goes_on_to_the_same_bytes(recipe: Path, tmp_path: Path) -> None:
@@ -113,20 +131,157 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(recipe: Path, tmp_pat
     assert not (tmp_path / "out" / "uptrained").exists()
 
     result, ran = run_it(recipe)
-    assert ran == ["train", "evaluate", "export"]
+    assert ran == ALL[1:]
     log = (result.layout.training / "log.jsonl").read_text()
     assert '"resumed": true' in log
     whole, _ = run_it(recipe, f"output={tmp_path / 'whole'}")
     assert hash_folder(result.layout.uptrained) == hash_folder(whole.layout.uptrained)
 
 
-def test_training_and_export_may_be_left_out(recipe: Path) -> None:
-    text = RECIPE.split("train:")[0] + "evaluate: {text: [text.jsonl], max_tokens: 100, "
-    recipe.write_text(text + "sequence_length: 32}\n")
-    result, ran = run_it(recipe)
-    assert ran == ["convert", "evaluate"]
+def test_training_and_export_may_be_left_out(short_recipe: Path) -> None:
+    result, ran = run_it(short_recipe)
+    assert ran == SHORT
     assert result.package is None
     assert result.report["export"] is None
+
+
+def test_a_kill_after_the_export_leaves_no_stale_section(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise KilledError
+
+    run_it(recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr("upcycle.pipeline.stages.write_report", die)
+        with pytest.raises(KilledError):
+            run_it(recipe, "export.context=64")
+    result, ran = run_it(recipe, "export.context=64")
+    assert ran == ["report"]
+    assert result.report["export"]["context"] == 64
+
+
+@pytest.mark.parametrize(
+    ("damage", "content", "expected"),
+    [
+        ("stages.json", None, SHORT),
+        ("stages.json", b"[]", SHORT),
+        ("stages.json", b'{"convert": {"fing', SHORT),
+        ("stages.json", b'{"convert": "an older form"}', SHORT),
+        ("report/report.json", None, ["report"]),
+        ("report/report.json", b"{", ["report"]),
+        ("evaluation/comparison.json", None, ["evaluate"]),
+        ("converted/upcycle.json", None, ["convert"]),
+        ("converted/model.safetensors", None, ["convert"]),
+        ("converted/model.safetensors", b"short", ["convert"]),
+    ],
+)
+def test_a_damaged_stage_is_run_again(
+    short_recipe: Path, damage: str, content: bytes | None, expected: list[str]
+) -> None:
+    result, _ = run_it(short_recipe)
+    made = hash_folder(result.layout.output)
+    path = result.layout.output / damage
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert run_it(short_recipe)[1] == expected
+    assert hash_folder(result.layout.output) == made
+    assert run_it(short_recipe)[1] == []
+
+
+def test_a_strangers_folder_in_the_output_stays(short_recipe: Path) -> None:
+    result, _ = run_it(short_recipe)
+    (result.layout.report / "report.json").unlink()
+    (result.layout.report / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match="was not made by upcycle"):
+        run_it(short_recipe)
+    assert (result.layout.report / "mine.txt").read_text() == "mine"
+
+
+def test_a_second_run_on_the_same_output_is_refused(
+    short_recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = short_recipe.parent / "out"
+    out.mkdir()
+    monkeypatch.setattr("sys.argv", ["upcycle", "run", str(short_recipe)])
+    with locked(out, out), pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == f"error: another process is writing {out}"
+    assert [line.split(":")[0] for line in lines[1:]] == ["  where", "  fix"]
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "moved"),
+    [
+        ("source", None),
+        ("source/out", None),
+        (".", None),
+        ("texts", "texts/text.jsonl"),
+        ("texts/converted", "texts"),
+    ],
+)
+def test_an_output_among_the_inputs_is_refused(
+    short_recipe: Path, output: str, moved: str | None
+) -> None:
+    folder = short_recipe.parent
+    overrides = [f"output={folder / output}"]
+    if moved is not None:
+        (folder / "texts").mkdir()
+        (folder / "text.jsonl").rename(folder / "texts" / "text.jsonl")
+        overrides.append(f"evaluate.text=[{folder / moved}]")
+    before = tree(folder)
+    with pytest.raises(OutputError, match="must lie outside each other"):
+        run_it(short_recipe, *overrides)
+    assert tree(folder) == before
+
+
+def test_a_recipe_in_its_own_output_is_refused(short_recipe: Path) -> None:
+    (short_recipe.parent / "out").mkdir()
+    inside = short_recipe.rename(short_recipe.parent / "out" / "recipe.yaml")
+    overrides = [
+        f"{key}={short_recipe.parent / name}"
+        for key, name in (("source", "source"), ("output", "out"))
+    ] + [f"evaluate.text=[{short_recipe.parent / 'text.jsonl'}]"]
+    with pytest.raises(OutputError, match="must lie outside each other"):
+        run_command(Console(json=True, quiet=True), inside, overrides)
+    assert tree(inside.parent) == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize("output", ["file", "file/out", "link"])
+def test_an_output_that_cannot_be_made_is_refused(short_recipe: Path, output: str) -> None:
+    folder = short_recipe.parent
+    (folder / "file").write_text("a file")
+    (folder / "link").symlink_to("nowhere")
+    with pytest.raises(OutputError, match="cannot write"):
+        run(
+            load_recipe(short_recipe).model_copy(update={"output": folder / output}),
+            command="upcycle run",
+        )
+    assert (folder / "file").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("convert.kv_heads=3", PlanError),
+        ("convert.method=none", PlanError),
+        ("evaluate.text=[none.txt]", DataError),
+    ],
+)
+def test_a_refused_request_leaves_nothing(
+    short_recipe: Path, override: str, error: type[UpcycleError]
+) -> None:
+    before = tree(short_recipe.parent)
+    with pytest.raises(error):
+        run_it(short_recipe, override)
+    assert tree(short_recipe.parent) == before
 
 
 def test_a_failed_margin_is_no_success(recipe: Path) -> None:

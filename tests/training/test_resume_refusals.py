@@ -7,7 +7,9 @@ import pytest
 
 from tests.tiny import tiny_checkpoint
 from tests.training.runs import TinyRun, tiny_run
-from upcycle.errors import TrainingError
+from upcycle.checkpoint.manifest import hash_folder
+from upcycle.checkpoint.staging import locked
+from upcycle.errors import OutputError, TrainingError
 
 
 @pytest.fixture
@@ -56,3 +58,17 @@ def test_what_does_not_touch_the_weights_may_change(run: TinyRun) -> None:
 
 def test_resume_without_a_state_is_a_start(tmp_path: Path) -> None:
     assert tiny_run(tmp_path).train(steps=2, resume=True).steps == 2
+
+
+def test_only_one_run_writes_its_training_folder(run: TinyRun) -> None:
+    work = run.folder / "out-training"
+    before = hash_folder(work)
+    with locked(work, work), pytest.raises(OutputError, match="another process is writing"):
+        run.train(steps=2, resume=True, overwrite=True)
+    assert hash_folder(work) == before
+
+
+def test_a_training_folder_that_cannot_be_made(run: TinyRun) -> None:
+    (run.folder / "file").write_text("a file")
+    with pytest.raises(OutputError, match="cannot write"):
+        run.train("other", work="file")

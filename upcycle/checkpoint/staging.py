@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,24 +66,33 @@ def _workspace(output: Path, overwrite: bool, inputs: Iterable[Path]) -> Iterato
     """The hidden folder beside `output`, locked, empty, and gone again if the block raises."""
     check_output(output, overwrite=overwrite, inputs=inputs)
     staging = output.parent / f".{output.name}.partial"
-    with _writing(output):
+    with writing(output):
         staging.mkdir(parents=True, exist_ok=True)
-        with locked(staging, output):
-            _empty(staging)
-            try:
-                yield staging
-            except BaseException:
-                shutil.rmtree(staging, ignore_errors=True)
-                raise
+    with writing(output, only=_REFUSALS), locked(staging, output):
+        _empty(staging)
+        try:
+            yield staging
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
 
 
 @contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that the user can mend."""
+def writing(output: Path, *, only: Container[int] | None = None) -> Iterator[None]:
+    """Turn what the file system refuses into an error that the user can mend.
+
+    Args:
+        output: what is being written.
+        only: the error numbers that are the file system's refusals; all where None, which suits a
+            block that does nothing but write.
+
+    Raises:
+        OutputError: the block raised such an OSError.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if error.errno is None or (only is not None and error.errno not in only):
             raise
         raise OutputError(
             f"cannot write {output}: {os.strerror(error.errno)}",

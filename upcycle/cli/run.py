@@ -17,7 +17,7 @@ def run_command(
         list[str] | None, typer.Argument(metavar="[section.key=value ...]")
     ] = None,
 ) -> Outcome:
-    """Convert, train, evaluate and export by a recipe; finished stages are skipped."""
+    """Convert, train, evaluate, export and report by a recipe; finished stages are skipped."""
     from upcycle.recipe.loading import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
@@ -31,7 +31,7 @@ def run_command(
         console.print(f"{stage}: {'finished before' if skipped else 'running'}")
 
     with console.progress() as watch:
-        result = run(loaded, command=command_line, watch=watch, announce=announce)
+        result = run(loaded, command=command_line, inputs=[recipe], watch=watch, announce=announce)
     print_comparison(console, result.report["comparison"])
     console.print(f"report   {result.layout.report / 'report.html'}")
     if result.package is not None:

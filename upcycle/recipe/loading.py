@@ -5,18 +5,18 @@ Every problem is reported at once, each with its file, line and key.
 
 import difflib
 import importlib.util
-import re
+import os
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from upcycle.errors import RecipeError
+from upcycle.checkpoint.reader import HUB_ID
+from upcycle.errors import RecipeError, UpcycleError
 from upcycle.recipe.schema import Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
-
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -71,9 +71,8 @@ def _failure(path: Path, problems: Sequence[Problem]) -> RecipeError:
         return RecipeError(
             problems[0].what, where=problems[0].where, fix="mend this key, then run again"
         )
-    lines = "".join(f"\n  {problem}" for problem in problems)
     return RecipeError(
-        f"{len(problems)} problems in {path.name}:{lines}",
+        f"{len(problems)} problems in {path.name}: " + "; ".join(map(str, problems)),
         where=str(path),
         fix="mend each key named above, then run again",
     )
@@ -93,10 +92,13 @@ def _python_value(path: Path) -> dict[str, Any]:
         recipe = module.recipe()
     except ValidationError as error:
         raise _failure(path, _problems(error, _file_only(path))) from error
-    except (AttributeError, ImportError, SyntaxError, NameError, TypeError) as error:
+    except UpcycleError:
+        raise
+    # A recipe's code is the user's: whatever it raises, and sys.exit too, is theirs to mend.
+    except (Exception, SystemExit) as error:
         raise RecipeError(
-            f"the recipe cannot be run: {type(error).__name__}: {error}",
-            where=str(path),
+            f"the recipe cannot be run: {type(error).__name__}: {' '.join(str(error).split())}",
+            where=_line_of(error, path),
             fix="define `recipe() -> upcycle.recipe.schema.Recipe` in it",
         ) from error
     if not isinstance(recipe, Recipe):
@@ -106,6 +108,16 @@ def _python_value(path: Path) -> dict[str, Any]:
             fix="return an upcycle.recipe.schema.Recipe",
         )
     return recipe.model_dump(mode="json", exclude_unset=True)
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """The file, and the line in it that raised, where one did."""
+    name = os.path.abspath(path)  # as the import machinery names it
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == name]
+    if isinstance(error, SyntaxError) and error.filename == name:
+        lines.append(error.lineno)
+    return f"{path}:{lines[-1]}" if lines else str(path)
 
 
 def _apply(value: dict[str, Any], override: str, origins: dict[Location, str]) -> list[Problem]:
@@ -150,7 +162,7 @@ def _resolve_paths(value: dict[str, Any], folder: Path, below: Location = ()) ->
         if is_below and isinstance(container[key], str):
             text = container[key]
             absolute = (folder / Path(text).expanduser()).resolve()
-            is_hub_id = location == ("source",) and not absolute.exists() and _HUB_ID.match(text)
+            is_hub_id = location == ("source",) and not absolute.exists() and HUB_ID.fullmatch(text)
             if not is_hub_id:
                 container[key] = str(absolute)
 

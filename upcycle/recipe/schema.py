@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PathValue = Annotated[Path, Field(strict=False)]
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -31,7 +32,7 @@ class ConvertRecipe(Section):
 
     kv_heads: Positive
     method: str = "mean"
-    seed: NonNegative = 0
+    seed: Seed = 0
 
 
 class TextSource(Section):
@@ -118,7 +119,7 @@ class TrainRecipe(Section):
     checkpoint_every: Positive = 500
     keep_last: Positive = 2
     evaluate_every: Positive = 100
-    seed: NonNegative = 0
+    seed: Seed = 0
 
     @property
     def num_steps(self) -> int:
@@ -216,3 +217,9 @@ class Recipe(Section):
     train: TrainRecipe | None = None
     evaluate: EvaluateRecipe = EvaluateRecipe()
     export: ExportRecipe | None = None
+
+    @property
+    def texts(self) -> list[Path]:
+        """Every file or folder of text that the recipe reads."""
+        trained_on = () if self.train is None else self.train.data.sources
+        return [*(source.path for source in trained_on), *self.evaluate.text]

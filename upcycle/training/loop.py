@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType
 
 from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import check_output
+from upcycle.checkpoint.staging import check_output, locked, writing
 from upcycle.data.ledger import Ledger
 from upcycle.data.packing import PackedRows
 from upcycle.errors import TrainingError
@@ -98,27 +98,41 @@ def uptrain(
         CheckpointError: the student or the teacher is damaged.
         FamilyError: the student's attention is not of a known family.
         DataError: the text cannot be read, or is too little.
-        OutputError: the output exists or cannot be written.
+        OutputError: the output exists, or it or `work` cannot be written or is being written by
+            another run.
         TrainingError: the run cannot start, resume or go on.
     """
     accelerator = _accelerator()
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)
     check_output(output, overwrite=overwrite, inputs=[checkpoint.folder, source.folder])
-    if not resume and state_folders(work):
-        raise TrainingError(
-            f"{work} holds the states of an earlier run",
-            where=str(work),
-            fix="pass --resume to go on with it, or remove the folder to start anew",
-        )
-    ledger = Ledger()
-    rows, held_out = training_rows(checkpoint.folder, recipe, ledger)
-    facts = run_facts(recipe, checkpoint, source, rows)
-    run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts)
-    with deterministic(accelerator.device):
-        run.start(resume)
-        run.train(watch if accelerator.is_main_process else ignore)
-    notes = (*run.notes, ledger.summary()) if ledger.has_losses else tuple(run.notes)
-    return run.finish(output, overwrite, notes)
+    with _writing_alone(work, accelerator):
+        if not resume and state_folders(work):
+            raise TrainingError(
+                f"{work} holds the states of an earlier run",
+                where=str(work),
+                fix="pass --resume to go on with it, or remove the folder to start anew",
+            )
+        ledger = Ledger()
+        rows, held_out = training_rows(checkpoint.folder, recipe, ledger)
+        facts = run_facts(recipe, checkpoint, source, rows)
+        run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts)
+        with deterministic(accelerator.device):
+            run.start(resume)
+            run.train(watch if accelerator.is_main_process else ignore)
+        notes = (*run.notes, ledger.summary()) if ledger.has_losses else tuple(run.notes)
+        return run.finish(output, overwrite, notes)
+
+
+@contextmanager
+def _writing_alone(work: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Keep other runs away from `work`; the main process does it for all of its run."""
+    if not accelerator.is_main_process:
+        yield
+        return
+    with writing(work):
+        work.mkdir(parents=True, exist_ok=True)
+    with locked(work.resolve(), work):
+        yield
 
 
 class _Run:

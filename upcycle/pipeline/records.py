@@ -1,0 +1,92 @@
+"""`stages.json`: which stages of a recipe are finished, and what they left."""
+
+import json
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from upcycle.checkpoint.staging import check_output, writing
+
+
+class Record(BaseModel, frozen=True):
+    """What is known of a stage.
+
+    Attributes:
+        fingerprint: of its options and inputs.
+        files: the sizes of the files that it made; None where it was started and did not finish.
+    """
+
+    fingerprint: str
+    files: dict[str, int] | None = None
+
+
+_RECORDS = TypeAdapter(dict[str, Record])
+
+
+class Records:
+    """The records of a run, read at first and written at each change.
+
+    A missing or damaged file holds none: every stage is then run again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[str, Record] = {}
+        if path.is_file():
+            try:
+                self._found = _RECORDS.validate_json(path.read_bytes())
+            except ValidationError:
+                self._found = {}
+
+    def was_started(self, stage: str, fingerprint: str) -> bool:
+        """Whether the stage was begun last by the same options from the same inputs."""
+        found = self._found.get(stage)
+        return found is not None and found.fingerprint == fingerprint
+
+    def is_finished(self, stage: str, fingerprint: str, output: Path) -> bool:
+        """Whether all files that the same stage made are there in their sizes."""
+        files = self._files(stage)
+        is_whole = bool(files) and files.items() <= _sizes(output).items()
+        return self.was_started(stage, fingerprint) and is_whole
+
+    def make_room(self, stage: str, output: Path) -> None:
+        """Remove what is left of a damaged output.
+
+        Raises:
+            OutputError: something is there that was not made here.
+        """
+        # Without its manifest, nothing else tells it from a stranger's folder.
+        is_ours = not output.is_symlink() and _sizes(output).items() < self._files(stage).items()
+        if is_ours and output.is_dir():
+            shutil.rmtree(output)
+        check_output(output, overwrite=True)
+
+    def start(self, stage: str, fingerprint: str) -> None:
+        """Note that a stage begins."""
+        self._write(stage, Record(fingerprint=fingerprint))
+
+    def finish(self, stage: str, fingerprint: str, output: Path) -> None:
+        """Note that a stage made its output."""
+        self._write(stage, Record(fingerprint=fingerprint, files=_sizes(output)))
+
+    def _files(self, stage: str) -> dict[str, int]:
+        found = self._found.get(stage)
+        return {} if found is None else found.files or {}
+
+    def _write(self, stage: str, record: Record) -> None:
+        self._found[stage] = record
+        text = json.dumps(_RECORDS.dump_python(self._found), indent=2, sort_keys=True)
+        temporary = self._path.with_suffix(".partial")
+        with writing(self._path):
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(self._path)
+
+
+def _sizes(output: Path) -> dict[str, int]:
+    """Bytes of every file below a folder; nothing where there is none."""
+    return {
+        path.relative_to(output).as_posix(): path.stat().st_size
+        for path in output.rglob("*")
+        if path.is_file()
+    }
