@@ -69,7 +69,7 @@ def eval_command(
     settings = (loaded.evaluate if loaded else EvaluateRecipe()).model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
-    inputs = [*(resolve(folder) for folder in (source, *candidates)), *settings.text]
+    inputs = [*map(Path, (source, *candidates)), *settings.text]
     check_output(out, overwrite=overwrite, inputs=inputs)
 
     from upcycle.evaluation.compare import evaluate
