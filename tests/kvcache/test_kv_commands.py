@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.kvcache.published import LLAMA_3_70B
 from upcycle.checkpoint.headers import TensorSpec, header_bytes
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli import capacity as _capacity  # noqa: F401 - registers the command
@@ -26,14 +27,6 @@ CONFIG = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 1000,
-}
-LLAMA_3_70B = {
-    "model_type": "llama",
-    "hidden_size": 8192,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
 }
 
 

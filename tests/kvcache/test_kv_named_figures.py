@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kvcache.published import LLAMA_3_70B
 from upcycle.attention import AttentionShape, Rope
 from upcycle.kvcache.cache_dtype import cache_dtype
 from upcycle.kvcache.capacity import Deployment, Fit, fit_requests
@@ -10,15 +11,6 @@ from upcycle.kvcache.weights import Weights
 
 GB = 10**9
 GIB = 2**30
-# https://huggingface.co/meta-llama/Meta-Llama-3-70B/blob/main/config.json
-LLAMA_3_70B = {
-    "model_type": "llama",
-    "hidden_size": 8192,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-}
 
 
 def shape(heads: int, kv_heads: int, head_dim: int, layers: int, hidden: int) -> AttentionShape:
