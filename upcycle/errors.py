@@ -17,7 +17,13 @@ class UpcycleError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.what}\n  where: {self.where}\n  fix: {self.fix}"
+        what, where, fix = (_one_line(part) for part in (self.what, self.where, self.fix))
+        return f"{what}\n  where: {where}\n  fix: {fix}"
+
+
+def _one_line(text: str) -> str:
+    """Names from files may hold line ends, terminal codes and halves of characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class CheckpointError(UpcycleError):

@@ -6,12 +6,14 @@ Format: 8 bytes little-endian length n, n bytes of JSON, then the data
 
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.files import parse_json_object, reading
 from upcycle.errors import CheckpointError
 
 DTYPE_BITS = {
@@ -24,6 +26,8 @@ DTYPE_BITS = {
     "F8_E5M2": 8,
     "F8_E4M3": 8,
     "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
     "I16": 16,
     "U16": 16,
     "F16": 16,
@@ -36,7 +40,32 @@ DTYPE_BITS = {
     "I64": 64,
     "U64": 64,
 }
+# Those that torch has, by the names of both.
+TORCH_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library itself
+_LARGEST_SIZE = 1 << 63
+_TOO_MANY_BITS = 1 << 66  # of 2**63 bytes
+_LFS_POINTER = b"version "  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _DAMAGED = "the file is damaged or not safetensors: fetch it again"
 
 
@@ -80,40 +109,35 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read and check the header of a safetensors file.
 
+    Whatever passes here, the safetensors library reads in the same way.
+
     Raises:
         CheckpointError: the file is missing, truncated, or its header is malformed.
     """
+    with reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        if prefix == _LFS_POINTER:
+            raise CheckpointError(
+                f"{path.name} is a Git LFS pointer, not the weights",
+                where=str(path),
+                fix="run `git lfs pull` in the folder that was cloned",
+            )
+        if len(prefix) < 8:
+            raise _damaged(path, f"{path.name} has {size} bytes, too few for a header")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > _LARGEST_HEADER:
+            raise _damaged(path, f"{path.name} claims a header of {length:,} bytes")
+        if length > size - 8:
+            raise _damaged(path, f"{path.name} is truncated: its header needs {length} bytes")
+        text = file.read(length)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            if len(prefix) < 8:
-                raise _damaged(path, f"{path.name} has {size} bytes, too few for a header")
-            (length,) = struct.unpack("<Q", prefix)
-            if length > min(_LARGEST_HEADER, size - 8):
-                raise _damaged(path, f"{path.name} is truncated: its header needs {length} bytes")
-            text = file.read(length)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"shard {path.name} is missing",
-            where=str(path),
-            fix="fetch the missing shard; every shard that the index names must be there",
-        ) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {path.name}: {error.strerror}",
-            where=str(path),
-            fix="make the file readable",
-        ) from error
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"the header of {path.name} is not JSON") from error
-    if not isinstance(document, dict):
-        raise _damaged(path, f"the header of {path.name} is not a JSON object")
+        _, document = parse_json_object(text)
+    except ValueError as error:
+        raise _damaged(path, f"the header of {path.name} is not readable JSON: {error}") from error
     metadata = document.pop("__metadata__", None)
-    if metadata is not None and not isinstance(metadata, dict):
-        raise _damaged(path, f"the metadata of {path.name} is not a JSON object")
+    if metadata is not None and not _is_metadata(metadata):
+        raise _damaged(path, f"the metadata of {path.name} is not a JSON object of strings")
     tensors = _tensors(path, document, data_start=8 + length)
     end = tensors[-1].offset + tensors[-1].nbytes if tensors else 8 + length
     if end != size:
@@ -121,24 +145,13 @@ def read_header(path: Path) -> Header:
     return Header(path, 8 + length, tensors, metadata)
 
 
+def _is_metadata(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
 def _tensors(path: Path, document: dict[str, Any], data_start: int) -> tuple[TensorInfo, ...]:
     """The entries in data order, after checking that they lie end to end."""
-    tensors = []
-    for name, entry in document.items():
-        try:
-            dtype, shape = entry["dtype"], tuple(entry["shape"])
-            begin, end = entry["data_offsets"]
-            tensor = TensorInfo(name, dtype, shape, path.name, data_start + begin)
-            sound = (
-                dtype in DTYPE_BITS
-                and all(isinstance(number, int) and number >= 0 for number in (begin, *shape))
-                and end - begin == tensor.nbytes
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, f"the header entry of tensor {name} is malformed") from error
-        if not sound:
-            raise _damaged(path, f"tensor {name} ({dtype}, {list(shape)}) has {end - begin} bytes")
-        tensors.append(tensor)
+    tensors = [_tensor(path, name, entry, data_start) for name, entry in document.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     position = data_start
     for tensor in tensors:
@@ -146,6 +159,37 @@ def _tensors(path: Path, document: dict[str, Any], data_start: int) -> tuple[Ten
             raise _damaged(path, f"the data of tensor {tensor.name} overlaps or leaves a hole")
         position += tensor.nbytes
     return tuple(tensors)
+
+
+def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
+    """One entry of a header, whose every number is checked."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(path, f"the header entry of tensor {name} is malformed")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
+        raise _damaged(path, f"the shape or data_offsets of tensor {name} are no sizes")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise CheckpointError(
+            f"tensor {name} has the unknown dtype {dtype!r}",
+            where=str(path),
+            fix=f"known are {', '.join(DTYPE_BITS)}; cast the tensor, or fetch the file again",
+        )
+    bits = DTYPE_BITS[dtype]
+    for size in shape:
+        bits *= size
+        if bits >= _TOO_MANY_BITS:
+            raise _damaged(path, f"tensor {name} has a shape beyond any file")
+    begin, end = offsets
+    if bits != 8 * (end - begin):
+        raise _damaged(path, f"tensor {name} ({dtype}, {shape}) has {end - begin} bytes")
+    return TensorInfo(name, dtype, tuple(shape), path.name, data_start + begin)
+
+
+def _are_sizes(value: object) -> bool:
+    """Whether it is a list of non-negative integers, of which True is none."""
+    return isinstance(value, list) and all(
+        type(number) is int and 0 <= number < _LARGEST_SIZE for number in value
+    )
 
 
 def header_bytes(tensors: Iterable[TensorSpec], metadata: Mapping[str, str] | None) -> bytes:

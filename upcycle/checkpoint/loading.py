@@ -1,16 +1,24 @@
 """Load a checkpoint the way every user does: plain transformers, no patched class."""
 
+import json
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from upcycle.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
     from transformers import PreTrainedTokenizerBase
+
+# What transformers raises for folders that it cannot make sense of.
+_UNLOADABLE = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 def load_model(
@@ -27,33 +35,62 @@ def load_model(
     Raises:
         CheckpointError: transformers cannot load the folder, or would fill tensors with noise.
     """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    with _quiet():
+    with quiet():
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
+                use_safetensors=True,  # nothing is unpickled
+                trust_remote_code=False,  # and no code of the folder is run
                 ignore_mismatched_sizes=True,  # reported below, with the missing ones
                 output_loading_info=True,
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (*_UNLOADABLE, SafetensorError, StrictDataclassError) as error:
             raise CheckpointError(
-                f"transformers cannot load the model: {' '.join(str(error).split())}",
+                f"transformers cannot load the model: {_said(error)}",
                 where=str(folder),
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
-    absent = [*sorted(report["missing_keys"]), *sorted(n for n, *_ in report["mismatched_keys"])]
-    if absent:
-        raise CheckpointError(
-            f"{len(absent)} tensors of {type(model).__name__} are missing or have another shape, "
-            f"such as {absent[0]}",
-            where=str(folder),
-            fix="fetch or convert the checkpoint again",
-        )
+    _refuse_incomplete(model, report, str(folder))
     return model.to(best_device(device)).eval()
+
+
+def model_of(config: "Mapping[str, Any]", tensors: "dict[str, torch.Tensor]") -> Any:
+    """The model of a raw `config.json` with tensors given by their names in a checkpoint.
+
+    Raises:
+        CheckpointError: tensors of the class are missing or have another shape.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    with quiet():
+        settings = class_config(config)
+        model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)].from_pretrained(
+            None,
+            config=settings,
+            state_dict=tensors,
+            dtype=next(iter(tensors.values())).dtype,
+            experts_implementation="eager",  # grouped experts have no fp64 kernel
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    _refuse_incomplete(model, report, config["model_type"])
+    return model.eval()
+
+
+def class_config(config: "Mapping[str, Any]") -> Any:
+    """The configuration object that transformers makes of a raw `config.json`."""
+    from transformers import AutoConfig
+
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return AutoConfig.from_pretrained(folder)
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -65,13 +102,28 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except _UNLOADABLE as error:
         raise CheckpointError(
-            f"the tokenizer does not load: {type(error).__name__}: {' '.join(str(error).split())}",
+            f"the tokenizer does not load: {_said(error)}",
             where=str(folder),
             fix="put the tokenizer's files beside the weights",
         ) from error
+
+
+def _refuse_incomplete(model: Any, report: "Mapping[str, Any]", where: str) -> None:
+    absent = [*sorted(report["missing_keys"]), *sorted(n for n, *_ in report["mismatched_keys"])]
+    if absent:
+        raise CheckpointError(
+            f"{len(absent)} tensors of {type(model).__name__} are missing or have another shape, "
+            f"such as {absent[0]}",
+            where=where,
+            fix="fetch or convert the checkpoint again",
+        )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def best_device(device: str) -> str:
@@ -86,7 +138,7 @@ def best_device(device: str) -> str:
 
 
 @contextmanager
-def _quiet() -> "Iterator[None]":
+def quiet() -> "Iterator[None]":
     """No loading bar and no report: the caller has a bar of its own, and reports are checked."""
     from transformers.utils import logging
 

@@ -36,23 +36,28 @@ def write_manifest(
         libraries: packages whose versions matter for the bytes.
         result: facts about the output, such as hashes or counts.
     """
-    from upcycle import __version__
-
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "stage": stage,
         "source": dict(source),
         "options": dict(options),
-        "versions": {
-            "upcycle": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in sorted(libraries)},
-        },
+        "versions": versions(libraries),
         "result": dict(result or {}),
     }
     text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
     return document
+
+
+def versions(libraries: Iterable[str]) -> dict[str, str]:
+    """The versions of this package, of Python and of some libraries."""
+    from upcycle import __version__
+
+    return {
+        "upcycle": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in sorted(libraries)},
+    }
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -1,14 +1,16 @@
 """Read a checkpoint folder: configuration, headers, and tensors when they are asked for."""
 
-import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upcycle.checkpoint.headers import Header, TensorInfo, read_header
+from upcycle.checkpoint.files import FETCH_AGAIN, chunks_of, read_into, read_json_object
+from upcycle.checkpoint.foreign import WEIGHT_SUFFIXES, refuse_adapter, refuse_without_model
+from upcycle.checkpoint.headers import TORCH_DTYPES, Header, TensorInfo, read_header
 from upcycle.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
-_CHUNK = 4 << 20
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+")
+_SHARD_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,29 @@ class Checkpoint:
                 files are damaged or contradict each other.
         """
         folder = resolve(source)
+        refuse_adapter(folder)
+        has_index, has_single = (os.path.lexists(folder / n) for n in (INDEX_FILE, SINGLE_FILE))
+        if not (has_index or has_single):
+            refuse_without_model(folder, f"{SINGLE_FILE} and no {INDEX_FILE}")
         config_text, config = read_config(folder)
-        headers = tuple(read_header(folder / name) for name in _shard_names(folder))
-        tensors: dict[str, TensorInfo] = {}
-        for header in headers:
-            for tensor in header.tensors:
-                if tensor.name in tensors:
-                    raise CheckpointError(
-                        f"tensor {tensor.name} is in two shards",
-                        where=f"{tensors[tensor.name].shard} and {tensor.shard} in {folder}",
-                        fix="remove the stale shard",
-                    )
-                tensors[tensor.name] = tensor
-        _check_index(folder, tensors)
+        weight_map = _weight_map(folder) if has_index else {}
+        names = sorted(set(weight_map.values())) if has_index else [SINGLE_FILE]
+        if has_single and SINGLE_FILE not in names:
+            raise CheckpointError(
+                f"{folder} has {SINGLE_FILE} and an index of other shards, two sets of weights",
+                where=str(folder),
+                fix=f"remove the stale one; transformers would load {SINGLE_FILE}",
+            )
+        explicit = config.get("transformers_weights")
+        if explicit not in (None, INDEX_FILE if has_index else SINGLE_FILE):
+            raise CheckpointError(
+                f"transformers_weights names {explicit!r} as the weights",
+                where=f"{folder / CONFIG_FILE}, transformers_weights",
+                fix=f"remove the key if {SINGLE_FILE} or {INDEX_FILE} is the model",
+            )
+        headers = tuple(read_header(folder / name) for name in names)
+        tensors = _all_tensors(folder, headers)
+        _check_index(folder, weight_map, tensors)
         return cls(folder, config_text, config, headers, tensors)
 
     @property
@@ -74,29 +86,34 @@ class Checkpoint:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def read(self, name: str) -> "Tensor":
-        """One tensor in its own dtype, read from disk now."""
-        from safetensors import safe_open
+        """One tensor in its own dtype, read from disk now.
 
-        with safe_open(self.folder / self.tensors[name].shard, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+        Raises:
+            CheckpointError: the file has changed, or torch has no such dtype.
+        """
+        import torch
+
+        info = self.tensors[name]
+        if info.dtype not in TORCH_DTYPES:
+            raise CheckpointError(
+                f"{name} is stored as {info.dtype}, which torch cannot compute with",
+                where=f"{self.folder / info.shard}, {name}",
+                fix="cast it to a floating-point dtype first",
+            )
+        tensor = torch.empty(info.shape, dtype=getattr(torch, TORCH_DTYPES[info.dtype]))
+        # Not mapped: a map counts as memory while it lives, and kills us if the file shrinks.
+        view = tensor.reshape(-1).view(torch.uint8).numpy().data
+        read_into(self.folder / info.shard, info.offset, view)
         return tensor
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of one tensor as they lie on disk, undecoded, a few MiB at a time."""
+        """The bytes of one tensor as they lie on disk, undecoded, a few MiB at a time.
+
+        Raises:
+            CheckpointError: the file has become shorter.
+        """
         tensor = self.tensors[name]
-        with (self.folder / tensor.shard).open("rb") as file:
-            file.seek(tensor.offset)
-            left = tensor.nbytes
-            while left:
-                chunk = file.read(min(_CHUNK, left))
-                if not chunk:
-                    raise CheckpointError(
-                        f"{tensor.shard} became shorter while it was read",
-                        where=str(self.folder / tensor.shard),
-                        fix="keep the source unchanged during a conversion",
-                    )
-                left -= len(chunk)
-                yield chunk
+        return chunks_of(self.folder / tensor.shard, tensor.offset, tensor.nbytes)
 
 
 def resolve(source: str | Path) -> Path:
@@ -106,25 +123,47 @@ def resolve(source: str | Path) -> Path:
         CheckpointError: no such folder, and no such model on the Hub or no way to reach it.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
-    if folder.exists() or not HUB_ID.fullmatch(str(source)):
+    if os.path.lexists(folder) or not HUB_ID.fullmatch(str(source)):
         raise CheckpointError(
             f"{source} is not a folder",
-            where=str(folder.absolute()),
+            where=os.path.abspath(folder),
             fix="name a checkpoint folder with config.json and safetensors files, or a Hub id",
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    return _download(str(source))
 
+
+def _download(hub_id: str) -> Path:
+    """A snapshot in the Hub's cache; weights that would not be read are not fetched."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    foreign = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
     try:
-        return Path(snapshot_download(str(source), ignore_patterns=["*.bin", "*.pt", "*.gguf"]))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"{source} is no folder here, and the Hub did not give it: {type(error).__name__}",
-            where=str(source),
-            fix="check the spelling, or download the model and name its folder",
-        ) from error
+        return Path(
+            snapshot_download(hub_id, ignore_patterns=[*foreign, "consolidated*.safetensors"])
+        )
+    except GatedRepoError as error:
+        fix = f"accept its terms at https://huggingface.co/{hub_id}, then run `hf auth login`"
+        reason: Exception = error
+    except RepositoryNotFoundError as error:
+        fix = "check the spelling; for a private model run `hf auth login` first"
+        reason = error
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        fix = "check the spelling, or download the model and name its folder"
+        reason = error
+    raise CheckpointError(
+        f"{hub_id} is no folder here, and the Hub did not give it: {type(reason).__name__}",
+        where=hub_id,
+        fix=fix,
+    ) from reason
 
 
 def read_config(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -134,7 +173,7 @@ def read_config(folder: Path) -> tuple[str, dict[str, Any]]:
         CheckpointError: it is missing or no JSON object.
     """
     path = folder / CONFIG_FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise CheckpointError(
             f"{folder} has no {CONFIG_FILE}",
             where=str(path),
@@ -143,81 +182,43 @@ def read_config(folder: Path) -> tuple[str, dict[str, Any]]:
     return read_json_object(path)
 
 
-def read_json_object(path: Path) -> tuple[str, dict[str, Any]]:
-    """A JSON file as its very text, line ends included, and as a dictionary.
-
-    Raises:
-        CheckpointError: it cannot be read, or is no JSON object.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8")
-        document = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path.name} is not readable JSON: {error}",
-            where=str(path),
-            fix="mend it or fetch it again",
-        ) from error
-    if not isinstance(document, dict):
-        raise CheckpointError(
-            f"{path.name} is not a JSON object", where=str(path), fix="mend it or fetch it again"
-        )
-    return text, document
-
-
-def _shard_names(folder: Path) -> list[str]:
-    """The safetensors files that make up the model."""
-    has_index, has_single = (folder / INDEX_FILE).is_file(), (folder / SINGLE_FILE).is_file()
-    if has_index:
-        names = sorted(set(_weight_map(folder).values()))
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
+def _all_tensors(folder: Path, headers: tuple[Header, ...]) -> dict[str, TensorInfo]:
+    """The tensors of all shards, those that an index forgot included: transformers loads them."""
+    tensors: dict[str, TensorInfo] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            if tensor.name in tensors:
                 raise CheckpointError(
-                    f"the index names {name!r}, which is no safetensors file of this folder",
-                    where=str(folder / INDEX_FILE),
-                    fix="an index may only name safetensors files beside it",
+                    f"tensor {tensor.name} is in two shards",
+                    where=f"{tensors[tensor.name].shard} and {tensor.shard} in {folder}",
+                    fix="remove the stale shard",
                 )
-        if has_single and SINGLE_FILE not in names:
-            raise CheckpointError(
-                f"{folder} has {SINGLE_FILE} and an index of other shards, two sets of weights",
-                where=str(folder),
-                fix=f"remove the stale one; transformers would load {SINGLE_FILE}",
-            )
-        return names
-    if has_single:
-        return [SINGLE_FILE]
-    others = [
-        path.name
-        for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-        for path in sorted(folder.glob(pattern))
-    ]
-    raise CheckpointError(
-        f"{folder} has no {SINGLE_FILE} and no {INDEX_FILE}"
-        + (f", only {', '.join(others[:4])}" if others else ""),
-        where=str(folder),
-        fix="save the model with save_pretrained(), which writes safetensors; "
-        "pickled weights are never loaded here",
-    )
+            tensors[tensor.name] = tensor
+    return tensors
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
+    """The index: which file of this folder has which tensor."""
     path = folder / INDEX_FILE
     weight_map = read_json_object(path)[1].get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(shard, str) for shard in weight_map.values()
-    ):
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            "the index has no weight_map from tensor to file name",
-            where=str(path),
-            fix="fetch the index again",
+            "the index has no weight_map from tensor to file name", where=str(path), fix=FETCH_AGAIN
         )
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
+            raise CheckpointError(
+                f"the index names {shard!r}, which is no safetensors file of this folder",
+                where=str(path),
+                fix="an index may only name safetensors files beside it",
+            )
     return weight_map
 
 
-def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    if not (folder / INDEX_FILE).is_file():
-        return
-    for name, shard in _weight_map(folder).items():
+def _check_index(
+    folder: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> None:
+    for name, shard in weight_map.items():
         if name not in tensors or tensors[name].shard != shard:
             raise CheckpointError(
                 f"the index says that {name} is in {shard}, which does not have it",

@@ -1,21 +1,17 @@
 """The files beside the weights: copied byte for byte, the configuration edited in place."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.files import chunks_of, visible_files
+from upcycle.checkpoint.foreign import WEIGHT_SUFFIXES
 from upcycle.checkpoint.json_edit import set_top_level
 from upcycle.checkpoint.manifest import MANIFEST_NAME
 from upcycle.checkpoint.reader import CONFIG_FILE, INDEX_FILE, Checkpoint
 from upcycle.errors import CheckpointError
 
-# Weights in any format: those that were converted are written anew, and others would be stale.
-_WEIGHT_SUFFIXES = {
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack",
-    ".onnx", ".onnx_data", ".tflite", ".npz",
-}  # fmt: skip
 _NOT_COPIED = {CONFIG_FILE, INDEX_FILE, MANIFEST_NAME}
 
 
@@ -27,19 +23,21 @@ def copy_sidecars(checkpoint: Checkpoint, folder: Path) -> list[str]:
 
     Returns:
         The relative paths of the weights and indices in other formats that were left behind.
+
+    Raises:
+        CheckpointError: a file cannot be read, or its name is not UTF-8.
     """
+    converted = {header.path.name for header in checkpoint.headers}
     left_behind = []
-    for path in sorted(checkpoint.folder.rglob("*")):
-        relative = path.relative_to(checkpoint.folder)
-        if any(part.startswith(".") for part in relative.parts) or not path.is_file():
-            continue
-        if path.suffix in _WEIGHT_SUFFIXES or path.name.endswith(".bin.index.json"):
-            if str(relative) not in {header.path.name for header in checkpoint.headers}:
-                left_behind.append(relative.as_posix())
-        elif relative.as_posix() not in _NOT_COPIED:
-            target = folder / relative
+    for name in visible_files(checkpoint.folder):
+        if Path(name).suffix in WEIGHT_SUFFIXES or name.endswith(".bin.index.json"):
+            if name not in converted:
+                left_behind.append(name)
+        elif name not in _NOT_COPIED:
+            target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            with target.open("wb") as file:
+                file.writelines(chunks_of(checkpoint.folder / name))
     return left_behind
 
 

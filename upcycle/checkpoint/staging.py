@@ -19,23 +19,27 @@ _REFUSALS = {
 
 
 @contextmanager
-def staged(output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Path]:
+def staged(
+    output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = (), resume: bool = False
+) -> Iterator[Path]:
     """A hidden sibling folder to write into; it takes the name `output` when the block succeeds.
 
     Files are fsynced before one atomic rename, so a folder of that name is always complete. What
-    an interrupted run left behind is removed by the next one. When the block raises, nothing is
-    left.
+    an interrupted run left behind is removed by the next one, and when the block raises, nothing
+    is left: unless the work can be resumed.
 
     Args:
         output: the folder to make.
         overwrite: replace an `output` that was made here before; it stays whole until then.
         inputs: what the output is made from, which it must neither lie in nor contain.
+        resume: yield the folder with what an interrupted run left in it, and leave it when the
+            block raises; the block clears what it does not use.
 
     Raises:
         OutputError: as for `check_output`; or `output` is being written by another process, or
             cannot be written.
     """
-    with _workspace(output, overwrite, inputs) as staging:
+    with _workspace(output, overwrite, inputs, resume) as staging:
         yield staging
         sync_tree(staging)
         _publish(staging, output, overwrite)
@@ -62,18 +66,25 @@ def staged_entry(
 
 
 @contextmanager
-def _workspace(output: Path, overwrite: bool, inputs: Iterable[Path]) -> Iterator[Path]:
-    """The hidden folder beside `output`, locked, empty, and gone again if the block raises."""
+def _workspace(
+    output: Path, overwrite: bool, inputs: Iterable[Path], resume: bool = False
+) -> Iterator[Path]:
+    """The hidden folder beside `output`, locked, empty, and gone again if the block raises.
+
+    With `resume` it is neither emptied nor removed.
+    """
     check_output(output, overwrite=overwrite, inputs=inputs)
     staging = output.parent / f".{output.name}.partial"
     with writing(output):
         staging.mkdir(parents=True, exist_ok=True)
     with writing(output, only=_REFUSALS), locked(staging, output):
-        _empty(staging)
+        if not resume:
+            clear(staging)
         try:
             yield staging
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            if not resume:
+                shutil.rmtree(staging, ignore_errors=True)
             raise
 
 
@@ -155,11 +166,12 @@ def sync_tree(folder: Path) -> None:
         for name in names:
             path = Path(root, name)
             if not path.is_symlink():
-                _sync(path)
-        _sync(Path(root))
+                sync(path)
+        sync(Path(root))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Fsync one file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -197,8 +209,11 @@ def locked(folder: Path, output: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _empty(folder: Path) -> None:
+def clear(folder: Path, *, keep: Container[str] = ()) -> None:
+    """Remove everything in a folder but the entries of the names in `keep`."""
     for entry in folder.iterdir():
+        if entry.name in keep:
+            continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
@@ -213,7 +228,7 @@ def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
         _remove(aside)
         os.rename(output, aside)
     os.rename(staged_path, output)
-    _sync(output.parent)
+    sync(output.parent)
     _remove(aside)
 
 
