@@ -19,13 +19,132 @@ BASE = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"head_dim": 8, "sliding_window": None},
-    "qwen2": {},
-    "phi": {"partial_rotary_factor": 0.5},
-    "gemma": {"head_dim": 16},
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
 }
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": None}
+MULTIPLIERS = {"attention_multiplier": 8**-0.5}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_n_groups": 1}
+# What each family's tiny model needs beyond BASE: small experts and states, the variants of norms,
+# biases and rotary dims that are off by default, and the scaling 1 / sqrt(head_dim).
+FAMILIES: dict[str, dict[str, Any]] = {
+    "afmoe": {
+        **MOE,
+        "head_dim": 16,
+        "num_dense_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "arcee": {},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    "cohere": {"use_qk_norm": True},
+    "cohere2": {"head_dim": 16},
+    "cohere2_moe": {**MOE, "head_dim": 16},
+    "cwm": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "dots1": ROUTED,
+    "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "ernie4_5_moe": {**LOCAL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "exaone": {"head_dim": 16},
+    "exaone4": {},
+    "exaone_moe": {**MOE, "num_experts_per_tok": 2},
+    "falcon": {"alibi": False, "multi_query": False, "bias": True},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 128, "head_dim": 8},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gemma": {"head_dim": 16},
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "glm": {"head_dim": 16},
+    "glm4": {"head_dim": 16},
+    "glm4_moe": {**ROUTED, "use_qk_norm": True},
+    "gpt_bigcode": {"multi_query": False},
+    "gpt_oss": {
+        **LOCAL,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "granite": MULTIPLIERS,
+    "granite_swa": MULTIPLIERS,
+    "granitemoe": {**LOCAL, **MULTIPLIERS},
+    "granitemoe_swa": {**LOCAL, **MULTIPLIERS},
+    "granitemoehybrid": {
+        "position_embedding_type": "rope",
+        **LOCAL,
+        **MAMBA,
+        **MULTIPLIERS,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "granitemoeshared": {**LOCAL, **MULTIPLIERS, "shared_intermediate_size": 32},
+    "helium": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 16},
+    "hy_v3": {**MOE, "head_dim": 16},
+    "hyperclovax": MULTIPLIERS,
+    "internlm3": {"head_dim": 16},
+    "iquestcoder": {"head_dim": 16},
+    "jais2": {},
+    "jamba": {**MOE, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "kolibri1": {**MOE, "head_dim": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {**MOE, "layer_types": ["conv", "full_attention"]},
+    "llama": {},
+    "llama4_text": {**LOCAL, "head_dim": 16, "intermediate_size_mlp": 96},
+    "mellum": {**MOE, "head_dim": 16},
+    "minimax_m2": {**LOCAL, "head_dim": 16, "rotary_dim": 8},
+    "ministral": {"head_dim": 16},
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "mistral": {"head_dim": 8, "sliding_window": None},
+    "mixtral": LOCAL,
+    "nanochat": {},
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "olmo": {"clip_qkv": 2.0},
+    "olmo2": {},
+    "olmo3": {},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 2.0},
+    "phi": {"partial_rotary_factor": 0.5, "qk_layernorm": True},
+    "phi3": {},
+    "phimoe": LOCAL,
+    "qwen2": {},
+    "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 32},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": MOE,
+    "qwen3_next": {
+        **MOE,
+        "head_dim": 16,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "sarvam_moe": {**ROUTED, "head_dim": 16},
+    "seed_oss": {"head_dim": 16, "attention_out_bias": True},
+    "smollm3": {},
+    "solar_open": {**ROUTED, "head_dim": 16},
+    "stablelm": {"partial_rotary_factor": 0.25, "qk_layernorm": True, "use_qkv_bias": True},
+    "starcoder2": {},
+    "vaultgemma": GEMMA,
+}
+
+
+CLASSIC = ("gemma", "llama", "mistral", "phi", "qwen2")  # dense, each with another detail
+MULTI_QUERY = ("falcon", "gpt_bigcode")  # these classes know as many KV heads as heads, or one
 
 
 def tiny_model(model_type: str = "llama", seed: int = 0, **overrides: Any) -> Any:
@@ -42,6 +161,13 @@ def tiny_model(model_type: str = "llama", seed: int = 0, **overrides: Any) -> An
             else:
                 parameter.mul_(4)  # initial weights are so small that attention would be uniform
     return model.eval()
+
+
+def kv_settings(model_type: str, kv_heads: int) -> dict[str, Any]:
+    """The settings that give a tiny model `kv_heads` KV heads."""
+    if model_type in MULTI_QUERY:
+        return {"multi_query": kv_heads == 1}
+    return {"num_key_value_heads": kv_heads}
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RopePairing = Literal["half", "interleaved", "none"]
+NormKind = Literal["rms", "layer"]
+NormSpan = Literal["shared", "head", "all"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,33 @@ class Rope:
         pairing: "half" pairs channel i with i + rotary_dim / 2, "interleaved" pairs 2i with 2i + 1,
             "none" has no rotary planes.
         rotary_dim: the leading channels that rotate; the others pass through.
+        clockwise: whether positions turn the planes by negative angles.
     """
 
     pairing: RopePairing
     rotary_dim: int
+    clockwise: bool = False
+
+
+@dataclass(frozen=True)
+class QkNorm:
+    """How queries and keys are normalised before their product.
+
+    Attributes:
+        kind: "rms" (Zhang and Sennrich 2019) or "layer" (Ba et al. 2016).
+        span: "shared" normalises each head by itself with one weight [d] for all, "head" each head
+            by itself with its own row of a weight [heads, d], "all" the channels of all heads
+            together with a weight [heads, d].
+        eps: added to the mean square or variance.
+        offset: added to the weight, 1 where the stored weight is a deviation from 1.
+        after_rope: whether it comes after the rotation.
+    """
+
+    kind: NormKind
+    span: NormSpan
+    eps: float = 1e-6
+    offset: float = 0.0
+    after_rope: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +67,10 @@ class AttentionShape:
         rope: the rotary layout.
         qkv_bias: whether q, k and v have biases.
         output_bias: whether o has a bias.
+        qk_norm: the norm of queries and keys, if any.
+        clip_qkv: q, k and v are clamped to ± this, if any.
+        multi_query_only: whether the class knows either H KV heads or one.
+        layer_indices: which layers of the model these are; all from 0 on where empty.
     """
 
     num_layers: int
@@ -53,6 +82,22 @@ class AttentionShape:
     rope: Rope
     qkv_bias: bool
     output_bias: bool
+    qk_norm: QkNorm | None = None
+    clip_qkv: float | None = None
+    multi_query_only: bool = False
+    layer_indices: tuple[int, ...] = ()
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have this attention."""
+        return self.layer_indices or tuple(range(self.num_layers))
+
+    @property
+    def valid_kv_heads(self) -> list[int]:
+        """Every number of KV heads that the model can be converted to, ascending."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        valid = valid_kv_heads(heads, kv_heads)
+        return [g for g in valid if g in (1, heads)] if self.multi_query_only else valid
 
 
 @dataclass(frozen=True)
@@ -68,9 +113,15 @@ class AttentionWeights:
         k_bias: [K, d] or None.
         v_bias: [K, e] or None.
         o_bias: [D] or None.
-        q_norm: query norm weight in the family's own shape, or None.
-        k_norm: key norm weight in the family's own shape, or None.
         rope: the rotary layout.
+        qk_norm: the norm of queries and keys, or None.
+        q_norm: its weight for queries, [d] or [H, d] as its span says, or None without a weight.
+        k_norm: its weight for keys, [d] or [K, d], or None.
+        q_norm_bias: its bias for queries, [d], or None.
+        k_norm_bias: its bias for keys, [d], or None.
+        clip_qkv: q, k and v are clamped to ± this before everything else, or None.
+        gate: [H, e, D] rows whose sigmoid multiplies the attended values, or None.
+        sinks: [H] logits that join the softmax and attend to nothing, or None.
     """
 
     q: "Tensor"
@@ -82,8 +133,14 @@ class AttentionWeights:
     k_bias: "Tensor | None" = None
     v_bias: "Tensor | None" = None
     o_bias: "Tensor | None" = None
+    qk_norm: QkNorm | None = None
     q_norm: "Tensor | None" = None
     k_norm: "Tensor | None" = None
+    q_norm_bias: "Tensor | None" = None
+    k_norm_bias: "Tensor | None" = None
+    clip_qkv: float | None = None
+    gate: "Tensor | None" = None
+    sinks: "Tensor | None" = None
 
     @property
     def num_attention_heads(self) -> int:

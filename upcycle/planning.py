@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from upcycle.attention import AttentionShape, valid_kv_heads
+from upcycle.attention import AttentionShape
 from upcycle.checkpoint.headers import TensorInfo, TensorSpec
-from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checkpoint.quantised import refuse_quantised
+from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
+from upcycle.checkpoint.remote_code import refuse_remote_code
+from upcycle.checkpoint.sharding import shard_name, split_by_size
 from upcycle.checkpoint.writer import ShardLayout
 from upcycle.errors import CheckpointError, FamilyError, PlanError
-from upcycle.families import Family, Role, family_of
+from upcycle.families import Family, Role, family_in
+from upcycle.families.retargets.view import retargeted
 
 # Buffers that old checkpoints store beside the projections; no head is in them.
 _ATTENTION_BUFFERS = ("rotary_emb.inv_freq",)
@@ -30,13 +34,13 @@ class Attention:
 
     Attributes:
         output: name, dtype and new shape.
-        source_shape: the shape in the source.
+        source_shape: the shape in the source; None where the source has no such tensor.
         layer: whose attention.
         role: which of its tensors.
     """
 
     output: TensorSpec
-    source_shape: tuple[int, ...]
+    source_shape: tuple[int, ...] | None
     layer: int
     role: Role
 
@@ -46,7 +50,7 @@ Operation = Copy | Attention
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One output file and its tensors, in the order of the source's file of the same name."""
+    """One output file and its tensors, in the source's order."""
 
     name: str
     metadata: Mapping[str, str] | None
@@ -70,6 +74,7 @@ class Plan:
         seed: for methods that draw.
         initializer_range: the source class's initial scale.
         shards: the output files.
+        has_index: whether an index tells which file has which tensor.
         config_edits: the keys of `config.json` that change.
         peak_bytes: the most tensor memory that is needed at once, in fp64.
     """
@@ -81,6 +86,7 @@ class Plan:
     seed: int
     initializer_range: float
     shards: tuple[PlannedShard, ...]
+    has_index: bool
     config_edits: Mapping[str, Any]
     peak_bytes: int
 
@@ -105,7 +111,12 @@ class Plan:
 
 
 def plan(
-    source: str | Path | Checkpoint, *, kv_heads: int, method: str = "mean", seed: int = 0
+    source: str | Path | Checkpoint,
+    *,
+    kv_heads: int,
+    method: str = "mean",
+    seed: int = 0,
+    max_shard_size: int | None = None,
 ) -> Plan:
     """Plan a conversion from headers and configuration alone.
 
@@ -115,32 +126,37 @@ def plan(
             divide H repeat KV heads, which is exact.
         method: a registered merge method.
         seed: for methods that draw.
+        max_shard_size: the most bytes of tensors in an output file, where no single tensor is
+            larger; None keeps the source's files.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or its shapes contradict its configuration.
         FamilyError: the model has no KV heads that can be merged.
-        PlanError: `kv_heads` is not possible.
+        PlanError: `kv_heads` or `max_shard_size` is not possible.
     """
-    checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
-    family = family_of(checkpoint.config)
+    opened = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
+    checkpoint = retargeted(opened)
+    family = family_in(checkpoint)
+    refuse_remote_code(checkpoint.config, checkpoint.folder)
+    refuse_quantised(checkpoint)
     shape = family.shape(checkpoint.config)
     check_kv_heads(shape, kv_heads)
-    roles = _attention_tensors(checkpoint, family, shape)
+    layers = _attention_tensors(checkpoint, family, shape)
     target = replace(shape, num_key_value_heads=kv_heads)
     merges = kv_heads != shape.num_key_value_heads
-    new_shapes = family.tensor_shapes(target)
-
-    def operation(tensor: TensorInfo) -> Operation:
-        spec = TensorSpec(tensor.name, tensor.dtype, tensor.shape)
-        if not merges or tensor.name not in roles:
-            return Copy(spec)
-        layer, role = roles[tensor.name]
-        return Attention(replace(spec, shape=new_shapes[role]), tensor.shape, layer, role)
-
+    planner = _Planner(family, layers if merges else {}, target)
     shards = tuple(
-        PlannedShard(header.path.name, header.metadata, tuple(operation(t) for t in header.tensors))
+        PlannedShard(
+            header.path.name,
+            header.metadata,
+            tuple(op for tensor in header.tensors for op in planner.operations(tensor)),
+        )
         for header in checkpoint.headers
     )
+    has_index = (checkpoint.folder / INDEX_FILE).is_file()
+    if max_shard_size is not None:
+        shards = _sharded(shards, max_shard_size)
+        has_index = len(shards) > 1
     layer_elements = _layer_elements(family, shape) + _layer_elements(family, target)
     return Plan(
         model_type=family.model_type,
@@ -150,7 +166,8 @@ def plan(
         seed=seed,
         initializer_range=family.number(checkpoint.config, "initializer_range"),
         shards=shards,
-        config_edits=family.config_edits(kv_heads) if merges else {},
+        has_index=has_index,
+        config_edits=family.config_edits(checkpoint.config, kv_heads) if merges else {},
         peak_bytes=8 * layer_elements if merges else 0,
     )
 
@@ -161,7 +178,7 @@ def check_kv_heads(shape: AttentionShape, kv_heads: int, where: str = "--kv-head
     Raises:
         PlanError: with the list of those that it can.
     """
-    allowed = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
+    allowed = shape.valid_kv_heads
     if kv_heads not in allowed:
         raise PlanError(
             f"cannot make {kv_heads} KV heads from {shape.num_attention_heads} query heads "
@@ -171,22 +188,82 @@ def check_kv_heads(shape: AttentionShape, kv_heads: int, where: str = "--kv-head
         )
 
 
+def _sharded(shards: tuple[PlannedShard, ...], max_shard_size: int) -> tuple[PlannedShard, ...]:
+    """The same operations in the same order, in other files."""
+    if max_shard_size < 1:
+        raise PlanError(
+            f"a file cannot hold {max_shard_size} bytes",
+            where="--max-shard-size",
+            fix="give a size such as 5GB, or leave it out to keep the source's files",
+        )
+    operations = [operation for shard in shards for operation in shard.operations]
+    parts = split_by_size([operation.output.nbytes for operation in operations], max_shard_size)
+    metadata: dict[str, str] = {}
+    for shard in shards:
+        metadata = {**(shard.metadata or {}), **metadata}
+    return tuple(
+        PlannedShard(shard_name(i, len(parts)), metadata or None, tuple(operations[part]))
+        for i, part in enumerate(parts)
+    )
+
+
+class _Planner:
+    """Turns each source tensor into its operations: a copy, or its part of a merged layer."""
+
+    def __init__(
+        self, family: Family, layers: Mapping[int, Mapping[str, Role]], target: AttentionShape
+    ) -> None:
+        self._roles = {
+            name: (layer, role) for layer, m in layers.items() for name, role in m.items()
+        }
+        self._left = {layer: len(names) for layer, names in layers.items()}
+        self._old_roles = {layer: set(names.values()) for layer, names in layers.items()}
+        self._dtypes: dict[tuple[int, str], str] = {}
+        self._family = family
+        self._target = target
+        self._shapes = family.tensor_shapes(target)
+
+    def operations(self, tensor: TensorInfo) -> list[Operation]:
+        """What becomes of a source tensor; with a layer's last one come those that are new."""
+        if tensor.name not in self._roles:
+            return [Copy(TensorSpec(tensor.name, tensor.dtype, tensor.shape))]
+        layer, role = self._roles[tensor.name]
+        self._dtypes[layer, role.partition(".")[0]] = tensor.dtype
+        self._left[layer] -= 1
+        found: list[Operation] = []
+        if role in self._shapes:
+            spec = TensorSpec(tensor.name, tensor.dtype, self._shapes[role])
+            found.append(Attention(spec, tensor.shape, layer, role))
+        if self._left[layer] == 0:
+            names = self._family.tensor_names(layer, self._target)
+            for new in [role for role in names if role not in self._old_roles[layer]]:
+                dtype = self._dtypes[layer, new.partition(".")[0]]
+                spec = TensorSpec(names[new], dtype, self._shapes[new])
+                found.append(Attention(spec, None, layer, new))
+        return found
+
+
 def _attention_tensors(
     checkpoint: Checkpoint, family: Family, shape: AttentionShape
-) -> dict[str, tuple[int, Role]]:
-    """Layer and role of every attention tensor, after checking that all are there and fit."""
+) -> dict[int, dict[str, Role]]:
+    """Each layer's roles by tensor name, after checking that all are there and fit."""
     expected_shapes = family.tensor_shapes(shape)
-    found: dict[str, tuple[int, Role]] = {}
-    for layer in range(shape.num_layers):
+    layers: dict[int, dict[str, Role]] = {}
+    for layer in shape.attention_layers:
         names = family.tensor_names(layer, shape)
+        _refuse_unknown(checkpoint, _module(family, layer), set(names.values()))
         for role, name in names.items():
             _check_tensor(checkpoint, name, expected_shapes[role])
-            found[name] = (layer, role)
-        _refuse_unknown(
-            checkpoint, family.attention_module.format(layer=layer) + ".", set(names.values())
-        )
-    _refuse_unknown(checkpoint, family.attention_module.format(layer=shape.num_layers) + ".", set())
-    return found
+        layers[layer] = {name: role for role, name in names.items()}
+    total = family.count(checkpoint.config, "num_hidden_layers")
+    for layer in set(range(total)) - set(shape.attention_layers):
+        _refuse_attention(checkpoint, set(family.tensor_names(layer, shape).values()), layer)
+    _refuse_unknown(checkpoint, _module(family, total), set())
+    return layers
+
+
+def _module(family: Family, layer: int) -> str:
+    return family.attention_module.format(layer=layer) + "."
 
 
 def _check_tensor(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
@@ -222,8 +299,20 @@ def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> Non
             raise CheckpointError(
                 f"tensor {name} is not part of the attention that config.json describes",
                 where=f"{checkpoint.folder}, {name}",
-                fix="check model_type, num_hidden_layers and the bias keys of config.json",
+                fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
+                "an old revision named or fused its tensors otherwise, fetch the current revision",
             )
+
+
+def _refuse_attention(checkpoint: Checkpoint, names: set[str], layer: int) -> None:
+    """An attention where the configuration says that there is none would stay unconverted."""
+    found = sorted(names & set(checkpoint.tensors))
+    if found:
+        raise CheckpointError(
+            f"config.json says that layer {layer} has no attention, but there is {found[0]}",
+            where=f"{checkpoint.folder}, {found[0]}",
+            fix="config.json must say which layers have attention",
+        )
 
 
 def _layer_elements(family: Family, shape: AttentionShape) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.tiny import FAMILIES, tiny_checkpoint
+from tests.tiny import CLASSIC, tiny_checkpoint
 from upcycle.export.coreml import export_coreml
 from upcycle.export.counting import count_traffic
 
@@ -36,7 +36,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLASSIC)
 def test_supported_families_export_both_ways(family: str, tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source", family, num_key_value_heads=2)
     for attention, copies in (("qfold", 0), ("repeat-kv", 4)):

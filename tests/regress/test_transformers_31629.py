@@ -13,11 +13,16 @@ from tests.tiny import FAMILIES, tiny_model
 from upcycle.errors import TrainingError
 from upcycle.training.isolation import check_isolation, packing_leak
 
+# Classes whose other layers, masks or sinks pay no heed to positions.
+LEAKING = {
+    "afmoe", "falcon_h1", "gpt_oss", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe",
+    "qwen3_next",
+}  # fmt: skip
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.parametrize("kv_heads", [8, 2])
-def test_packed_documents_give_the_logits_of_separate_ones(model_type: str, kv_heads: int) -> None:
-    model = tiny_model(model_type, num_key_value_heads=kv_heads)
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - LEAKING))
+def test_packed_documents_give_the_logits_of_separate_ones(model_type: str) -> None:
+    model = tiny_model(model_type)
     first, second = torch.arange(1, 9)[None], torch.arange(50, 70)[None]
     positions = torch.cat([torch.arange(8), torch.arange(20)])[None]
     with torch.no_grad():
@@ -28,6 +33,12 @@ def test_packed_documents_give_the_logits_of_separate_ones(model_type: str, kv_h
     torch.testing.assert_close(packed, torch.cat(apart, 1), rtol=1e-4, atol=1e-4)
     assert packing_leak(model) < 1e-4
     check_isolation(model)
+
+
+@pytest.mark.parametrize("model_type", sorted(LEAKING))
+def test_a_class_that_leaks_is_refused(model_type: str) -> None:
+    with pytest.raises(TrainingError, match="packed documents see each other"):
+        check_isolation(tiny_model(model_type))
 
 
 def test_a_leak_is_found() -> None:

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.tiny import FAMILIES
+from tests.tiny import CLASSIC
 from tests.training.runs import tiny_run
 from upcycle.errors import OutputError, TrainingError
 
@@ -54,14 +54,17 @@ def test_layout_dtype_and_other_files_stay(tmp_path: Path, dtype: torch.dtype) -
     AutoModelForCausalLM.from_pretrained(result.output)
 
 
+QUERY_AND_OUTPUT = {"q_proj", "q_layernorm", "o_proj", "dense"}
+
+
 @pytest.mark.parametrize(
     ("trainable", "moving"),
     [
-        ("kv", {"k_proj", "v_proj"}),
-        ("attention", {"q_proj", "k_proj", "v_proj", "o_proj", "dense"}),
+        ("kv", {"k_proj", "v_proj", "k_layernorm"}),
+        ("attention", {*QUERY_AND_OUTPUT, "k_proj", "v_proj", "k_layernorm"}),
     ],
 )
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", CLASSIC)
 def test_only_the_chosen_weights_move(
     tmp_path: Path, model_type: str, trainable: str, moving: set[str]
 ) -> None:

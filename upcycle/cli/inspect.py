@@ -25,7 +25,10 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
     dtypes = ", ".join(
         f"{dtype} {format_bytes(count)}" for dtype, count in inspection.bytes_by_dtype.items()
     )
-    console.print(f"{source}: {inspection.model_type}")
+    becomes = ""
+    if inspection.loads_as != inspection.model_type:
+        becomes = f", which becomes {inspection.loads_as} (exactly), whose class shares KV heads"
+    console.print(f"{source}: {inspection.model_type}{becomes}")
     console.print(
         f"attention   {inspection.kind}: {shape.num_attention_heads} query heads, "
         f"{shape.num_key_value_heads} KV heads, head_dim {shape.head_dim}, "

@@ -1,48 +1,77 @@
 """What a family declares, and how its tensors become `AttentionWeights` and back."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from upcycle.attention import AttentionShape, AttentionWeights, Rope, RopePairing
+from upcycle.attention import AttentionShape, AttentionWeights, QkNorm, Rope, RopePairing
 from upcycle.errors import FamilyError
+from upcycle.families.projections import Projections, Role, Separate, by_head
+from upcycle.families.qk_norms import NormTensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Role = Literal[
-    "q.weight", "q.bias", "k.weight", "k.bias", "v.weight", "v.bias", "o.weight", "o.bias"
-]
-_PROJECTIONS = ("q", "k", "v", "o")
+_LARGEST_COUNT = 1 << 20  # a damaged number must not become a loop without end
+
+# What most classes assume for keys that `config.json` leaves out.
+COMMON: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "initializer_range": 0.02,
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """An attention layout with one tensor for each of q, k, v and o.
+    """An attention layout, declared.
 
     Attributes:
         model_type: the value of `model_type` in `config.json`.
         defaults: what the class assumes for keys that `config.json` leaves out.
+        aliases: other names of keys, which a configuration may have instead.
+        projections: where q, k, v and o lie.
         qkv_bias: True, False, or the configuration key that says whether q, k and v have biases.
         output_bias: the same for o.
+        qk_norm: where the norm of queries and keys lies, if there is one.
         rope_pairing: how key channels pair up.
-        output_name: the module of the output projection.
+        rope_when: the configuration key, and the value that it has where there is a rotation; None
+            where there always is.
+        rope_clockwise: whether positions turn them by negative angles.
         attention_module: the path of layer `{layer}`'s attention.
-        refused: configuration keys that, when set, change the attention in a way not handled.
+        gate: the tensor of the output gate, if it is one of its own.
+        sinks: the tensor of the attention sinks, if there are any.
+        multi_query_key: for classes that know H KV heads or one: the key that says which.
+        attention_layers: which layers have attention, for classes whose others have none.
+        refused: configuration keys that, when set, change the attention in a way that cannot be
+            converted, each with the reason.
     """
 
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    projections: Projections = field(default_factory=Separate)
     qkv_bias: bool | str = False
     output_bias: bool | str = False
+    qk_norm: NormTensors | None = None
     rope_pairing: RopePairing = "half"
-    output_name: str = "o_proj"
+    rope_when: tuple[str, Any] | None = None
+    rope_clockwise: bool = False
     attention_module: str = "model.layers.{layer}.self_attn"
-    refused: tuple[str, ...] = ()
+    gate: str | None = None
+    sinks: str | None = None
+    multi_query_key: str | None = None
+    attention_layers: "Callable[[Family, Mapping[str, Any]], tuple[int, ...]] | None" = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def setting(self, config: Mapping[str, Any], key: str) -> Any:
         """A configuration value, or the class default where the key is absent."""
-        return config.get(key, self.defaults.get(key))
+        for name in (key, self.aliases.get(key, key)):
+            if name in config:
+                return config[name]
+        return self.defaults.get(key)
 
     def shape(self, config: Mapping[str, Any]) -> AttentionShape:
         """The attention's numbers from a raw `config.json`.
@@ -50,128 +79,115 @@ class Family:
         Raises:
             FamilyError: a number is missing, H is no multiple of K, or a refused key is set.
         """
-        for key in self.refused:
+        for key, reason in self.refused.items():
             if self.setting(config, key):
                 raise FamilyError(
-                    f"{self.model_type} with {key} is not supported",
+                    f"{self.model_type} with {key} is not supported: {reason}",
                     where=f"config.json, {key}",
                     fix=f"a {self.model_type} checkpoint without {key} can be converted",
                 )
-        heads = self._count(config, "num_attention_heads")
-        hidden = self._count(config, "hidden_size")
-        kv_heads = heads
-        if self.setting(config, "num_key_value_heads") is not None:
-            kv_heads = self._count(config, "num_key_value_heads")
-        if heads % kv_heads:
-            raise FamilyError(
-                f"{heads} query heads cannot share {kv_heads} KV heads evenly",
-                where="config.json, num_attention_heads and num_key_value_heads",
-                fix="num_key_value_heads must divide num_attention_heads",
-            )
+        heads = self.count(config, "num_attention_heads")
+        hidden = self.count(config, "hidden_size")
+        kv_heads = self._kv_heads(config, heads)
         head_dim = hidden // heads
         if self.setting(config, "head_dim") is not None:
-            head_dim = self._count(config, "head_dim")
+            head_dim = self.count(config, "head_dim")
+        layers = tuple(range(self.count(config, "num_hidden_layers")))
+        if self.attention_layers is not None:
+            layers = self.attention_layers(self, config)
+        if not layers:
+            raise FamilyError(
+                "no layer has attention",
+                where="config.json, the kinds of the layers",
+                fix="a model without attention has no KV cache to shrink",
+            )
         return AttentionShape(
-            num_layers=self._count(config, "num_hidden_layers"),
+            num_layers=len(layers),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
             value_head_dim=head_dim,
             hidden_size=hidden,
-            rope=Rope(self.rope_pairing, self._rotary_dim(config, head_dim)),
+            rope=self._rope(config, head_dim),
             qkv_bias=self._flag(config, self.qkv_bias),
             output_bias=self._flag(config, self.output_bias),
+            qk_norm=self._norm(config),
+            clip_qkv=self._clip(config),
+            multi_query_only=self.multi_query_key is not None,
+            layer_indices=layers,
         )
 
     def tensor_names(self, layer: int, shape: AttentionShape) -> dict[Role, str]:
         """The checkpoint's tensor name of each role that a layer has."""
         module = self.attention_module.format(layer=layer)
-        modules = {
-            "q": f"{module}.q_proj",
-            "k": f"{module}.k_proj",
-            "v": f"{module}.v_proj",
-            "o": f"{module}.{self.output_name}",
-        }
-        return {role: f"{modules[role[0]]}{role[1:]}" for role in self.tensor_shapes(shape)}
+        return {role: f"{module}.{role}" for role in self.tensor_shapes(shape)}
 
     def tensor_shapes(self, shape: AttentionShape) -> dict[Role, tuple[int, ...]]:
-        """The shape of each role's tensor in the checkpoint."""
-        rows = {
-            "q": shape.num_attention_heads * shape.head_dim,
-            "k": shape.num_key_value_heads * shape.head_dim,
-            "v": shape.num_key_value_heads * shape.value_head_dim,
-            "o": shape.hidden_size,
-        }
-        columns = dict.fromkeys("qkv", shape.hidden_size)
-        columns["o"] = shape.num_attention_heads * shape.value_head_dim
-        shapes: dict[Role, tuple[int, ...]] = {}
-        for name in _PROJECTIONS:
-            shapes[f"{name}.weight"] = (rows[name], columns[name])  # type: ignore[index]
-            if shape.output_bias if name == "o" else shape.qkv_bias:
-                shapes[f"{name}.bias"] = (rows[name],)  # type: ignore[index]
+        """The shape of each role's tensor; a role is the name below the attention module."""
+        shapes = self.projections.shapes(shape)
+        if shape.qk_norm is not None and self.qk_norm is not None:
+            shapes |= self.qk_norm.shapes(shape)
+        if self.gate is not None:
+            rows = shape.num_attention_heads * shape.value_head_dim
+            shapes[self.gate] = (rows, shape.hidden_size)
+        if self.sinks is not None:
+            shapes[self.sinks] = (shape.num_attention_heads,)
         return shapes
+
+    def kv_roles(self, shape: AttentionShape) -> list[Role]:
+        """The roles of the tensors that hold keys' or values' weights, weights of k first."""
+        modules = tuple(f"{weight.rpartition('.')[0]}." for weight in self.projections.kv_weights())
+        if self.qk_norm is not None and self.qk_norm.key is not None:
+            modules += (f"{self.qk_norm.key}.",)
+        return [role for role in self.tensor_shapes(shape) if role.startswith(modules)]
 
     def read(self, tensors: Mapping[Role, "Tensor"], shape: AttentionShape) -> AttentionWeights:
         """A layer's tensors as `AttentionWeights`, as views where the layout allows."""
-        heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
-        output = tensors["o.weight"].reshape(shape.hidden_size, heads, shape.value_head_dim)
-
-        def rows(role: Role, count: int) -> "Tensor | None":
-            tensor = tensors.get(role)
-            return None if tensor is None else tensor.reshape(count, -1)
-
+        fields = self.projections.read(tensors, shape)
+        if shape.qk_norm is not None and self.qk_norm is not None:
+            fields |= self.qk_norm.read(tensors, shape)
+        if self.gate is not None:
+            fields["gate"] = by_head(tensors[self.gate], shape.num_attention_heads)
+        if self.sinks is not None:
+            fields["sinks"] = tensors[self.sinks]
         return AttentionWeights(
-            q=tensors["q.weight"].reshape(heads, shape.head_dim, shape.hidden_size),
-            k=tensors["k.weight"].reshape(kv_heads, shape.head_dim, shape.hidden_size),
-            v=tensors["v.weight"].reshape(kv_heads, shape.value_head_dim, shape.hidden_size),
-            o=output.permute(1, 0, 2),
-            rope=shape.rope,
-            q_bias=rows("q.bias", heads),
-            k_bias=rows("k.bias", kv_heads),
-            v_bias=rows("v.bias", kv_heads),
-            o_bias=tensors.get("o.bias"),
+            rope=shape.rope, qk_norm=shape.qk_norm, clip_qkv=shape.clip_qkv, **fields
         )
 
     def write(self, weights: AttentionWeights) -> dict[Role, "Tensor"]:
         """`AttentionWeights` as the checkpoint's tensors: the inverse of `read`."""
-        tensors: dict[Role, Tensor] = {
-            "q.weight": weights.q.flatten(0, 1),
-            "k.weight": weights.k.flatten(0, 1),
-            "v.weight": weights.v.flatten(0, 1),
-            "o.weight": weights.o.permute(1, 0, 2).flatten(1, 2),
-        }
-        if weights.q_bias is not None and weights.k_bias is not None and weights.v_bias is not None:
-            tensors["q.bias"] = weights.q_bias.flatten()
-            tensors["k.bias"] = weights.k_bias.flatten()
-            tensors["v.bias"] = weights.v_bias.flatten()
-        if weights.o_bias is not None:
-            tensors["o.bias"] = weights.o_bias
+        tensors = self.projections.write(weights)
+        if weights.qk_norm is not None and self.qk_norm is not None:
+            tensors |= self.qk_norm.write(weights)
+        if self.gate is not None and weights.gate is not None:
+            tensors[self.gate] = weights.gate.flatten(0, 1)
+        if self.sinks is not None and weights.sinks is not None:
+            tensors[self.sinks] = weights.sinks
         return tensors
 
-    def config_edits(self, kv_heads: int) -> dict[str, Any]:
+    def config_edits(self, config: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
         """The keys of `config.json` that change with the number of KV heads."""
-        return {"num_key_value_heads": kv_heads}
+        edits: dict[str, Any] = {"num_key_value_heads": kv_heads}
+        if self.multi_query_key is None:
+            return edits
+        # The class derives the number; where it is written down it must not contradict.
+        stated = edits if "num_key_value_heads" in config else {}
+        return {self.multi_query_key: kv_heads == 1, **stated}
 
-    def _flag(self, config: Mapping[str, Any], flag: bool | str) -> bool:
-        return bool(self.setting(config, flag)) if isinstance(flag, str) else flag
+    def count(self, config: Mapping[str, Any], key: str) -> int:
+        """A positive whole number of the configuration, or the class default.
 
-    def _count(self, config: Mapping[str, Any], key: str) -> int:
+        Raises:
+            FamilyError: it is something else.
+        """
         value = self.setting(config, key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if type(value) is not int or not 1 <= value <= _LARGEST_COUNT:
             raise FamilyError(
-                f"{key} is {value!r}, not a positive whole number",
+                f"{key} is {value!r}, not a positive whole number that a model can have",
                 where=f"config.json, {key} (model_type {self.model_type})",
                 fix="one number for all layers; per-layer values cannot be converted",
             )
         return value
-
-    def _rotary_dim(self, config: Mapping[str, Any], head_dim: int) -> int:
-        nested = config.get("rope_parameters")
-        if isinstance(nested, Mapping) and nested.get("partial_rotary_factor") is not None:
-            return int(head_dim * self.number(nested, "partial_rotary_factor"))
-        if self.setting(config, "partial_rotary_factor") is None:
-            return head_dim
-        return int(head_dim * self.number(config, "partial_rotary_factor"))
 
     def number(self, config: Mapping[str, Any], key: str) -> float:
         """A non-negative number of the configuration, or the class default.
@@ -180,10 +196,53 @@ class Family:
             FamilyError: it is something else.
         """
         value = self.setting(config, key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise FamilyError(
                 f"{key} is {value!r}, not a number",
                 where=f"config.json, {key} (model_type {self.model_type})",
                 fix="give the number that the model was made with",
             )
         return float(value)
+
+    def _kv_heads(self, config: Mapping[str, Any], heads: int) -> int:
+        if self.multi_query_key is not None:
+            return 1 if self.setting(config, self.multi_query_key) else heads
+        if self.setting(config, "num_key_value_heads") is None:
+            return heads
+        kv_heads = self.count(config, "num_key_value_heads")
+        if heads % kv_heads:
+            raise FamilyError(
+                f"{heads} query heads cannot share {kv_heads} KV heads evenly",
+                where="config.json, num_attention_heads and num_key_value_heads",
+                fix="num_key_value_heads must divide num_attention_heads",
+            )
+        return kv_heads
+
+    def _norm(self, config: Mapping[str, Any]) -> QkNorm | None:
+        declared = self.qk_norm
+        if declared is None or not self._flag(config, declared.when or True):
+            return None
+        return replace(declared.norm, eps=self.number(config, declared.eps_key))
+
+    def _clip(self, config: Mapping[str, Any]) -> float | None:
+        if self.setting(config, "clip_qkv") is None:
+            return None
+        return self.number(config, "clip_qkv")
+
+    def _flag(self, config: Mapping[str, Any], flag: bool | str) -> bool:
+        return bool(self.setting(config, flag)) if isinstance(flag, str) else flag
+
+    def _rope(self, config: Mapping[str, Any], head_dim: int) -> Rope:
+        if self.rope_when is not None:
+            key, value = self.rope_when
+            if self.setting(config, key) != value:
+                return Rope("none", 0)
+        return Rope(self.rope_pairing, self._rotary_dim(config, head_dim), self.rope_clockwise)
+
+    def _rotary_dim(self, config: Mapping[str, Any], head_dim: int) -> int:
+        nested = config.get("rope_parameters")
+        if isinstance(nested, Mapping) and nested.get("partial_rotary_factor") is not None:
+            return int(head_dim * self.number(nested, "partial_rotary_factor"))
+        if self.setting(config, "partial_rotary_factor") is None:
+            return head_dim
+        return int(head_dim * self.number(config, "partial_rotary_factor"))

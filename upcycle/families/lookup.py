@@ -1,50 +1,71 @@
-"""Find the family of a configuration."""
+"""Find the family of a configuration or a checkpoint."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from upcycle.attention import AttentionShape
+from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import FamilyError
-from upcycle.families import gemma, llama, mistral, phi, qwen2
+from upcycle.families import fused, hybrid, normed, plain
 from upcycle.families.family import Family
+from upcycle.families.refused import refusal
+from upcycle.families.retargets.rules import RETARGETS, target_config
 from upcycle.registry import Registry
 
 FAMILIES: Registry[Family] = Registry("family", "upcycle.families")
 
-for _module in (gemma, llama, mistral, phi, qwen2):
-    FAMILIES.add(_module.FAMILY.model_type)(_module.FAMILY)
+for _module in (plain, normed, fused, hybrid):
+    for _family in _module.FAMILIES:
+        FAMILIES.add(_family.model_type)(_family)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family that a raw `config.json` names.
 
     Raises:
-        FamilyError: the model type is not known, or the checkpoint is quantised.
+        FamilyError: the model is of a kind that cannot be converted, or of no known type.
     """
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
+    refused = refusal(config, supported=family is not None)
+    if refused is not None:
+        raise refused.error(config)
     if family is None:
         raise FamilyError(
             f"model_type {model_type!r} is not supported",
             where="config.json, model_type",
-            fix=f"supported are {', '.join(FAMILIES.names())}",
+            fix=f"supported are {', '.join(sorted([*FAMILIES.names(), *RETARGETS]))}",
         )
-    quantisation = config.get("quantization_config")
-    if quantisation:
-        named = isinstance(quantisation, Mapping) and quantisation.get("quant_method")
-        method = named or "unknown method"
-        raise FamilyError(
-            f"the checkpoint is quantised ({method}); merging needs the full weights",
-            where="config.json, quantization_config",
-            fix="convert the checkpoint that was quantised, then quantise the result",
-        )
+    return family
+
+
+def family_in(checkpoint: Checkpoint) -> Family:
+    """The family of a checkpoint, with the module path that its tensors have.
+
+    A checkpoint of the bare model, without its head, lacks the first part of every name.
+
+    Raises:
+        FamilyError: as for `family_of`.
+    """
+    family = family_of(checkpoint.config)
+    whole = family.attention_module.partition("{layer}")[0]
+    bare = whole.partition(".")[2]
+    names = checkpoint.tensors
+    if not any(name.startswith(whole) for name in names) and any(
+        name.startswith(bare) for name in names
+    ):
+        return replace(family, attention_module=family.attention_module.partition(".")[2])
     return family
 
 
 def shape_of(config: Mapping[str, Any]) -> AttentionShape:
     """The attention's numbers from a raw `config.json`.
 
+    Where the model's own class cannot share KV heads, they are those of the class that it becomes.
+
     Raises:
-        FamilyError: the family is not supported, or a number is missing or contradicts another.
+        FamilyError: the model cannot be converted, or a number is missing or contradicts another.
     """
-    return family_of(config).shape(config)
+    target = target_config(config)
+    return family_of(target).shape(target)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights
+from upcycle.heads.pool import norm_is_per_head
 
 
 def permute_kv_heads(weights: AttentionWeights, order: Sequence[int]) -> AttentionWeights:
     """Put KV head `order[i]` at place i, each with its own query heads and output columns.
 
-    Exact for every family whose heads carry no per-head table (E1 of the gauge group: the sum over
-    heads does not depend on their order).
+    Exact, since the sum over heads does not depend on their order (E1 of the gauge group); what
+    belongs to a head, such as its norm weight, gate or sink, goes with it.
     """
     group = weights.num_attention_heads // weights.num_key_value_heads
     queries = [kv_head * group + member for kv_head in order for member in range(group)]
@@ -20,6 +21,7 @@ def permute_kv_heads(weights: AttentionWeights, order: Sequence[int]) -> Attenti
     def pick(tensor: Tensor | None, heads: Sequence[int]) -> Tensor | None:
         return None if tensor is None else tensor[list(heads)]
 
+    per_head = norm_is_per_head(weights)
     return replace(
         weights,
         q=weights.q[queries],
@@ -29,4 +31,8 @@ def permute_kv_heads(weights: AttentionWeights, order: Sequence[int]) -> Attenti
         q_bias=pick(weights.q_bias, queries),
         k_bias=pick(weights.k_bias, order),
         v_bias=pick(weights.v_bias, order),
+        q_norm=pick(weights.q_norm, queries) if per_head else weights.q_norm,
+        k_norm=pick(weights.k_norm, order) if per_head else weights.k_norm,
+        gate=pick(weights.gate, queries),
+        sinks=pick(weights.sinks, queries),
     )

@@ -14,15 +14,26 @@ from upcycle.attention import AttentionWeights
 from upcycle.heads.methods import MergeRequest, method
 
 Pool = Callable[[Tensor], Tensor]
+_CHANNELS = 16
 PAPER = "Ainslie et al. 2023, arXiv 2305.13245, section 2.1"
 
 
 @method("mean", reference=PAPER)
 def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
-    """Each new KV head is the mean of its group; biases are pooled with the same coefficients."""
+    """Each new KV head is the mean of its group.
+
+    Biases, and the weights of a key norm that belong to heads, are pooled with the same
+    coefficients.
+    """
 
     def pool(heads: Tensor) -> Tensor:  # [K, ...] -> [g, ...]
-        return _groups(heads.double(), request).mean(1).to(heads.dtype)
+        groups = _groups(heads, request)
+        merged = heads.new_empty(groups.shape[0], *groups.shape[2:])
+        for group, new in zip(groups, merged, strict=True):
+            # A few channels at a time: in fp64 a whole layer would be four times its bf16 bytes.
+            for part, place in zip(group.split(_CHANNELS, 1), new.split(_CHANNELS), strict=True):
+                place.copy_(part.double().mean(0))
+        return merged
 
     return _map_kv(weights, pool)
 
@@ -39,7 +50,10 @@ def first(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
 
 @method("random", reference=PAPER)
 def random(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
-    """K and V are drawn anew at the source class's initial scale; their biases become zero."""
+    """K and V are drawn anew at the source class's initial scale.
+
+    Their biases become zero and weights of a norm that belong to heads become one.
+    """
     generator = torch.Generator().manual_seed(request.seed * 1_000_003 + request.layer)
     heads = request.num_key_value_heads
 
@@ -50,12 +64,16 @@ def random(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights
     def zero(old: Tensor | None) -> Tensor | None:  # [K, d] -> [g, d]
         return None if old is None else old.new_zeros((heads, *old.shape[1:]))
 
+    def one(old: Tensor | None) -> Tensor | None:  # [K, d] -> [g, d]
+        return None if old is None else old.new_ones((heads, *old.shape[1:]))
+
     return replace(
         weights,
         k=draw(weights.k),
         v=draw(weights.v),
         k_bias=zero(weights.k_bias),
         v_bias=zero(weights.v_bias),
+        k_norm=one(weights.k_norm) if norm_is_per_head(weights) else weights.k_norm,
     )
 
 
@@ -70,8 +88,14 @@ def _groups(heads: Tensor, request: MergeRequest) -> Tensor:
     return heads.reshape(request.num_key_value_heads, -1, *heads.shape[1:])
 
 
+def norm_is_per_head(weights: AttentionWeights) -> bool:
+    """Whether the weight of the key norm has a row for each KV head."""
+    norm = weights.qk_norm
+    return weights.k_norm is not None and norm is not None and norm.span != "shared"
+
+
 def _map_kv(weights: AttentionWeights, function: Pool) -> AttentionWeights:
-    """Apply one function of the head axis to keys, values and their biases."""
+    """Apply one function of the head axis to keys, values, their biases and their norm."""
 
     def optional(heads: Tensor | None) -> Tensor | None:
         return None if heads is None else function(heads)
@@ -82,4 +106,5 @@ def _map_kv(weights: AttentionWeights, function: Pool) -> AttentionWeights:
         v=function(weights.v),
         k_bias=optional(weights.k_bias),
         v_bias=optional(weights.v_bias),
+        k_norm=optional(weights.k_norm) if norm_is_per_head(weights) else weights.k_norm,
     )

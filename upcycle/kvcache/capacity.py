@@ -9,7 +9,7 @@ holds one, so heads are stored more than once.
 
 from dataclasses import dataclass
 
-from upcycle.attention import AttentionShape, valid_kv_heads
+from upcycle.attention import AttentionShape
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.cache_dtype import CacheDtype, cache_dtype
 from upcycle.kvcache.counting import AttentionKind, attention_kind
@@ -140,7 +140,7 @@ def fit_requests(
         )
     if batch < 1:
         raise _nonsense("batch", batch, "give 1 or more")
-    choices = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
+    choices = shape.valid_kv_heads
     dtype = cache_dtype(deployment.kv_dtype)
     return tuple(_fit(shape, weights, deployment, dtype, g, batch) for g in reversed(choices))
 

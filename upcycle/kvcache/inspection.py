@@ -3,9 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from upcycle.attention import AttentionShape, valid_kv_heads
+from upcycle.attention import AttentionShape
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import shape_of
+from upcycle.families.retargets.rules import target_config
 from upcycle.kvcache.counting import AttentionKind, attention_kind, kv_cache_bytes
 from upcycle.kvcache.weights import Weights, kv_element_bytes
 
@@ -37,7 +38,8 @@ class Inspection:
     """A checkpoint at a glance.
 
     Attributes:
-        model_type: the family.
+        model_type: what it is.
+        loads_as: the model type after a conversion; another one where its class cannot share heads.
         shape: its attention.
         kind: of its attention now.
         num_parameters: elements of all stored tensors; tied tensors count once.
@@ -48,6 +50,7 @@ class Inspection:
     """
 
     model_type: str
+    loads_as: str
     shape: AttentionShape
     kind: AttentionKind
     num_parameters: int
@@ -87,9 +90,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     by_dtype: Counter[str] = Counter()
     for tensor in checkpoint.tensors.values():
         by_dtype[tensor.dtype] += tensor.nbytes
-    valid = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
+    valid = shape.valid_kv_heads
     return Inspection(
         model_type=checkpoint.config["model_type"],
+        loads_as=target_config(checkpoint.config)["model_type"],
         shape=shape,
         kind=attention_kind(shape, shape.num_key_value_heads),
         num_parameters=checkpoint.num_parameters,

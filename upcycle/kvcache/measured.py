@@ -7,10 +7,9 @@ if TYPE_CHECKING:
 
 
 def measured_cache_bytes(cache: "Cache") -> int:
-    """Bytes of all key and value tensors that a transformers cache holds now."""
-    return sum(
-        tensor.nbytes
-        for layer in cache.layers
-        for tensor in (layer.keys, layer.values)
-        if tensor is not None
-    )
+    """Bytes of all key and value tensors that a transformers cache holds now.
+
+    The states of layers without attention are not counted.
+    """
+    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.families import family_of
+from upcycle.families import family_in
+from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
 from upcycle.planning import plan
 
@@ -52,10 +53,14 @@ def kv_element_bytes(checkpoint: Checkpoint) -> int:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    family = family_of(checkpoint.config)
-    shape = family.shape(checkpoint.config)
-    plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
-    name = family.tensor_names(0, shape)["k.weight"]
+    view = retargeted(checkpoint)
+    family = family_in(view)
+    shape = family.shape(view.config)
+    plan(view, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
+    role = family.projections.kv_weights()[0]
+    name = family.tensor_names(shape.attention_layers[0], shape)[role]
+    if isinstance(view, RetargetedCheckpoint):
+        name = view.made[name].sources[0].name
     return DTYPE_BITS[checkpoint.tensors[name].dtype] // 8
 
 

@@ -41,7 +41,7 @@ def choose_trainable(
         model: the student.
         config: its raw `config.json`.
         which: "all", "attention" (every weight of the attention modules) or "kv" (the key and
-            value projections).
+            value projections with their biases and norms).
     """
     family = family_of(config)
     shape = family.shape(config)
@@ -49,14 +49,14 @@ def choose_trainable(
         prefixes: tuple[str, ...] = ("",)
     elif which == "attention":
         prefixes = tuple(
-            family.attention_module.format(layer=layer) + "." for layer in range(shape.num_layers)
+            family.attention_module.format(layer=layer) + "." for layer in shape.attention_layers
         )
     else:
+        chosen_roles = family.kv_roles(shape)
         prefixes = tuple(
-            name
-            for layer in range(shape.num_layers)
-            for role, name in family.tensor_names(layer, shape).items()
-            if role[0] in "kv"
+            family.tensor_names(layer, shape)[role]
+            for layer in shape.attention_layers
+            for role in chosen_roles
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(prefixes))

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
-from upcycle.attention import valid_kv_heads
 from upcycle.checkpoint.loading import load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.documents import packaged_text, read_documents
@@ -123,7 +122,7 @@ def _packaged_texts() -> str:
 
 def _kv_heads(checkpoint: Checkpoint, recipe: Recipe) -> str:
     shape = shape_of(checkpoint.config)
-    valid = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
+    valid = shape.valid_kv_heads
     if recipe.convert.kv_heads not in valid:
         raise _FailedError(
             f"{shape.num_key_value_heads} cannot become {recipe.convert.kv_heads}; "
