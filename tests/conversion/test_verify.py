@@ -7,37 +7,42 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import FAMILIES, tiny_checkpoint
+from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
 from upcycle.conversion.run import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-@pytest.mark.parametrize("kv_heads", [1, 2, 8])
-def test_a_conversion_passes(tmp_path: Path, name: str, kv_heads: int) -> None:
-    source = tiny_checkpoint(tmp_path / "source", name, num_key_value_heads=4)
-    convert(source, tmp_path / "out", kv_heads=kv_heads)
-    result = verify(source, tmp_path / "out")
-    assert result.passed, [check for check in result.checks if not check.passed]
-    names = [check.name for check in result.checks]
-    assert names == [*ALWAYS, *([EQUAL] if kv_heads < 4 else []), *RELOADED]
-    measured = {check.name: check.measured for check in result.checks}
-    assert 0 < measured[PERMUTED] < 1e-12, "it was computed, and exact in fp64"
+def test_a_conversion_passes(tmp_path: Path, name: str) -> None:
+    now = 8 if name in MULTI_QUERY else 4
+    source = tiny_checkpoint(tmp_path / "source", name, **kv_settings(name, now))
+    for kv_heads in (1, 8):
+        out = tmp_path / str(kv_heads)
+        convert(source, out, kv_heads=kv_heads)
+        result = verify(source, out)
+        assert result.passed, [check for check in result.checks if not check.passed]
+        names = [check.name for check in result.checks]
+        assert names == [*ALWAYS, *([EQUAL] if kv_heads < now else []), *RELOADED]
+        measured = {check.name: check.measured for check in result.checks}
+        assert 0 < measured[PERMUTED] < 1e-12, "it was computed, and exact in fp64"
 
 
 FILES = "source and output are as the conversion left them"
 COPIED = "tensors outside the merged attention are identical"
 MERGED = "merged tensors are what the method makes"
+FINITE = "copied tensors are finite"
 PERMUTED = "permuted heads give the same attention output"
 EQUAL = "mean merges equal heads without loss"
 ALWAYS = [
     FILES,
     COPIED,
     MERGED,
+    FINITE,
     "config.json changed in the planned keys alone",
     PERMUTED,
     "a planted relative error of 1e-8 is seen",
+    "permuted heads give the same logits",
 ]
 RELOADED = [
     "plain AutoModelForCausalLM gives the same logits with and without cache",
@@ -87,6 +92,16 @@ def test_a_damaged_tensor_is_named(
     damage(weights)
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     assert failures(source, out) == {check: f"first: {tensor}"}
+
+
+def test_a_nan_that_is_copied_is_named(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, :2] = float("nan")
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    convert(source, tmp_path / "out", kv_heads=2)
+    failed = {c.name: c.detail for c in verify(source, tmp_path / "out").checks if not c.passed}
+    assert failed[FINITE] == "first: model.layers.1.mlp.up_proj.weight (2)"
 
 
 def test_a_changed_sidecar_is_named(tmp_path: Path) -> None:

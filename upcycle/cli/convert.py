@@ -4,7 +4,17 @@ from typing import Annotated
 
 import typer
 
-from upcycle.cli.arguments import KvHeads, Method, Output, Overwrite, Seed, Source
+from upcycle.cli.arguments import (
+    KvHeads,
+    MaxShardSize,
+    Method,
+    Output,
+    Overwrite,
+    Seed,
+    Source,
+    shard_bytes,
+    tensor_parallel_limit,
+)
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.planning import Copy
 
@@ -17,7 +27,18 @@ def convert_command(
     kv_heads: KvHeads,
     method: Method = "mean",
     seed: Seed = 0,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="How a model that changes its class is stored: float16 …"),
+    ] = None,
+    max_shard_size: MaxShardSize = None,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Merge NaN and infinity too.")
+    ] = False,
     overwrite: Overwrite = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")
+    ] = False,
     sha256: Annotated[
         bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
     ] = False,
@@ -32,7 +53,11 @@ def convert_command(
             kv_heads=kv_heads,
             method=method,
             seed=seed,
+            dtype=dtype,
+            max_shard_size=shard_bytes(max_shard_size),
+            allow_nonfinite=allow_nonfinite,
             overwrite=overwrite,
+            resume=resume,
             sha256=sha256,
             watch=watch,
         )
@@ -41,23 +66,30 @@ def convert_command(
         f"{output}: {before} → {kv_heads} KV heads in {result.plan.source_shape.num_layers} "
         f"layers, {format_bytes(result.plan.output_bytes)}"
     )
+    if result.resumed_shards:
+        console.print(
+            f"resumed: {result.resumed_shards} of {len(result.plan.shards)} shards were finished, "
+            "and are unchanged"
+        )
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     for name in result.left_behind:
         console.print(f"left behind, since it may hold weights in another form: {name}")
+    console.print(tensor_parallel_limit(kv_heads))
     console.print(_advice(before, kv_heads, method))
     return Outcome(
         {
             "output": str(output),
             "manifest": dict(result.manifest),
             "left_behind": result.left_behind,
+            "resumed_shards": result.resumed_shards,
         }
     )
 
 
 def _advice(before: int, after: int, method: str) -> str:
     if after == before:
-        return "nothing was merged: every tensor is bit-identical to the source's"
+        return "nothing was merged: the function is exactly the source's"
     if after > before:
         return "KV heads were repeated: the function is exactly the source's"
     return (

@@ -1,16 +1,35 @@
 """`upcycle plan`: what a conversion would do, before any weight is read."""
 
-from upcycle.cli.arguments import KvHeads, Method, Seed, Source
+from upcycle.cli.arguments import (
+    KvHeads,
+    MaxShardSize,
+    Method,
+    Seed,
+    Source,
+    shard_bytes,
+    tensor_parallel_limit,
+)
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.planning import Attention, plan
 
 
 @command("plan", epilog="Example: upcycle plan recipes/demo-source --kv-heads 2")
 def plan_command(
-    console: Console, source: Source, kv_heads: KvHeads, method: Method = "mean", seed: Seed = 0
+    console: Console,
+    source: Source,
+    kv_heads: KvHeads,
+    method: Method = "mean",
+    seed: Seed = 0,
+    max_shard_size: MaxShardSize = None,
 ) -> Outcome:
     """List every tensor operation, sizes and peak memory before any weight is read."""
-    todo = plan(source, kv_heads=kv_heads, method=method, seed=seed)
+    todo = plan(
+        source,
+        kv_heads=kv_heads,
+        method=method,
+        seed=seed,
+        max_shard_size=shard_bytes(max_shard_size),
+    )
     rows = []
     for shard in todo.shards:
         for operation in shard.operations:
@@ -18,7 +37,9 @@ def plan_command(
             change = "copy"
             if isinstance(operation, Attention):
                 change = f"layer {operation.layer} {operation.role}"
-                if operation.source_shape != output.shape:
+                if operation.source_shape is None:
+                    change += ", new"
+                elif operation.source_shape != output.shape:
                     change += f", was {list(operation.source_shape)}"
             rows.append(
                 [
@@ -37,4 +58,5 @@ def plan_command(
         f"{format_bytes(todo.output_bytes)} to write, "
         f"at most {format_bytes(todo.peak_bytes)} of attention in memory"
     )
+    console.print(tensor_parallel_limit(kv_heads))
     return Outcome(todo.to_dict())

@@ -11,13 +11,21 @@ from torch import Tensor
 from upcycle.attention import AttentionWeights
 from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.manifest import hash_folder
+from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.conversion.run import merge_layer
+from upcycle.conversion.merging import merge_layer
 from upcycle.conversion.untouched import differing_copies
+from upcycle.conversion.whole_model import (
+    describe,
+    fp64_logits,
+    layers_to_build,
+    relative_difference,
+)
 from upcycle.errors import CheckpointError
-from upcycle.families import Role, family_of
+from upcycle.families import Role, family_in
 from upcycle.heads.methods import MergeRequest, get_method
 from upcycle.heads.permute import permute_kv_heads
+from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
 from upcycle.kvcache.measured import measured_cache_bytes
@@ -25,6 +33,7 @@ from upcycle.planning import Attention, Copy, Plan
 
 PERMUTED_LIMIT = 1e-10
 PLANTED_ERROR = 1e-8
+LOGITS_LIMIT = 1e-6
 CACHED_LOGITS_LIMIT = 1e-4
 _PROBE_TOKENS = 48
 
@@ -73,7 +82,7 @@ def check_files(source: Path, output: Path, manifest: Mapping[str, Any]) -> Chec
 
 def check_merged(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
     """Made again from the source, every merged or repeated tensor is the same, bit for bit."""
-    family = family_of(source.config)
+    family = family_in(source)
     planned = [op for op in todo.operations if isinstance(op, Attention)]
     made: dict[int, dict[Role, Tensor]] = {}
     wrong = []
@@ -89,6 +98,15 @@ def check_merged(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
             wrong.append(spec.name)
     detail = f"first: {wrong[0]}" if wrong else f"{len(planned)} tensors made again"
     return Check("merged tensors are what the method makes", len(wrong), 0, detail)
+
+
+def check_finite(source: Checkpoint, todo: Plan) -> Check:
+    """No tensor outside the merged attention has NaN or infinity, which would be copied."""
+    copies = [op.output.name for op in todo.operations if isinstance(op, Copy)]
+    counts = {name: count_nonfinite(source, name) for name in copies}
+    wrong = [f"{name} ({count:,})" for name, count in counts.items() if count]
+    detail = f"first: {wrong[0]}" if wrong else f"{len(copies)} tensors scanned"
+    return Check("copied tensors are finite", len(wrong), 0, detail)
 
 
 def check_config(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
@@ -113,8 +131,10 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
         expected = attention_output(weights, x)
         permuted = attention_output(permute_kv_heads(weights, order), x)
         planted = replace(weights, v=weights.v.double() * (1 + PLANTED_ERROR))
-        worst = max(worst, _relative(permuted, expected))
-        least_planted = min(least_planted, _relative(attention_output(planted, x), expected))
+        worst = max(worst, relative_difference(permuted, expected))
+        least_planted = min(
+            least_planted, relative_difference(attention_output(planted, x), expected)
+        )
     return [
         Check(
             "permuted heads give the same attention output",
@@ -131,6 +151,27 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
     ]
 
 
+def check_permuted_logits(source: Checkpoint, todo: Plan) -> Check:
+    """The whole model with reordered heads, through transformers' own class, in fp64."""
+    family, layers = family_in(source), layers_to_build(source)
+    replaced: dict[str, Tensor] = {}
+    for layer, weights in _layers(source, todo):
+        if layers is not None and layer >= layers:
+            break
+        order = list(reversed(range(weights.num_key_value_heads)))
+        names = family.tensor_names(layer, todo.source_shape)
+        permuted = family.write(permute_kv_heads(weights, order))
+        replaced |= {names[role]: tensor for role, tensor in permuted.items()}
+    name = "permuted heads give the same logits"
+    try:
+        expected = fp64_logits(source, layers)
+    except CheckpointError as error:
+        return Check(name, float("inf"), LOGITS_LIMIT, error.what)
+    difference = relative_difference(fp64_logits(source, layers, replaced), expected)
+    detail = f"relative to the largest logit, fp64, {describe(layers)}"
+    return Check(name, difference, LOGITS_LIMIT, detail)
+
+
 def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
     """The method loses nothing where the heads of a group are already equal."""
     method = get_method(todo.method)
@@ -142,7 +183,7 @@ def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
         request = MergeRequest(groups, layer, todo.seed, todo.initializer_range)
         merged = method.merge(tied, request)
         x = _probe_input(weights, layer)
-        difference = _relative(attention_output(merged, x), attention_output(tied, x))
+        difference = relative_difference(attention_output(merged, x), attention_output(tied, x))
         worst = max(worst, difference)
     return Check(
         f"{todo.method} merges equal heads without loss",
@@ -170,7 +211,7 @@ def check_reload(output: Path, todo: Plan) -> list[Check]:
         steps = [
             model(ids[:, i : i + 1], cache=cache, use_cache=True).logits for i in range(length)
         ]
-    difference = _relative(torch.cat(steps, 1), whole)
+    difference = relative_difference(torch.cat(steps, 1), whole)
     predicted = kv_cache_bytes(todo.target_shape, length=length, bytes_per_element=4)
     measured = measured_cache_bytes(cache)
     return [
@@ -191,8 +232,8 @@ def check_reload(output: Path, todo: Plan) -> list[Check]:
 
 def _layers(source: Checkpoint, todo: Plan) -> Iterator[tuple[int, AttentionWeights]]:
     """The source's attention, one layer in memory at a time."""
-    family = family_of(source.config)
-    for layer in range(todo.source_shape.num_layers):
+    family = family_in(source)
+    for layer in todo.source_shape.attention_layers:
         names = family.tensor_names(layer, todo.source_shape)
         tensors = {role: source.read(name) for role, name in names.items()}
         yield layer, family.read(tensors, todo.source_shape)
@@ -210,6 +251,7 @@ def _tie_groups(weights: AttentionWeights, size: int) -> AttentionWeights:
         v=weights.v[::size].repeat_interleave(size, 0),
         k_bias=tie(weights.k_bias),
         v_bias=tie(weights.v_bias),
+        k_norm=tie(weights.k_norm) if norm_is_per_head(weights) else weights.k_norm,
     )
 
 
@@ -218,7 +260,3 @@ def _probe_input(weights: AttentionWeights, layer: int) -> Tensor:
     generator = torch.Generator().manual_seed(layer)
     size = (_PROBE_TOKENS, weights.q.shape[-1])
     return torch.randn(size, generator=generator, dtype=torch.float64)
-
-
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).abs().max() / expected.abs().max()).item()

@@ -8,8 +8,10 @@ from upcycle.checkpoint.manifest import read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion import checks
 from upcycle.conversion.checks import Check
+from upcycle.conversion.retarget_check import check_retarget
 from upcycle.errors import CheckpointError
 from upcycle.families import shape_of
+from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.planning import plan
 from upcycle.progress import Progress, Watcher, ignore
 
@@ -45,7 +47,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
     Raises:
         CheckpointError: one of the two is damaged, or the output is no conversion of the source.
     """
-    before, after = Checkpoint.open(source), Checkpoint.open(output)
+    after = Checkpoint.open(output)
     manifest = read_manifest(after.folder)
     if manifest is None or manifest["stage"] != "convert":
         raise CheckpointError(
@@ -54,6 +56,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
             fix="verify the folder that convert made; compare others with `upcycle eval`",
         )
     options = manifest["options"]
+    before = retargeted(Checkpoint.open(source), options["dtype"])
     todo = plan(
         before,
         kv_heads=shape_of(after.config).num_key_value_heads,
@@ -64,9 +67,13 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         lambda: [checks.check_files(before.folder, after.folder, manifest)],
         lambda: [checks.check_untouched(before, after, todo)],
         lambda: [checks.check_merged(before, after, todo)],
+        lambda: [checks.check_finite(before, todo)],
         lambda: [checks.check_config(before, after, todo)],
         lambda: checks.check_permuted_heads(before, todo),
+        lambda: [checks.check_permuted_logits(before, todo)],
     ]
+    if isinstance(before, RetargetedCheckpoint):
+        steps.append(lambda: check_retarget(before))
     now, wanted = todo.source_shape.num_key_value_heads, todo.num_key_value_heads
     if wanted < now and options["method"] != "random":  # which draws new heads from nothing
         steps.append(lambda: [checks.check_equal_heads(before, todo)])

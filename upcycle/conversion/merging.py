@@ -1,0 +1,137 @@
+"""Merge a model's attention, layer by layer."""
+
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from upcycle.checkpoint.headers import TORCH_DTYPES
+from upcycle.checkpoint.nonfinite import NonfiniteScan
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.errors import CheckpointError
+from upcycle.families import Family, Role, family_in
+from upcycle.families.retargets.view import RetargetedCheckpoint
+from upcycle.heads.methods import MergeRequest, get_method
+from upcycle.heads.pool import repeat
+from upcycle.planning import Plan
+
+_ALIGNMENT = 64  # bytes; of any dtype, and a cache line
+
+
+def merge_layer(
+    checkpoint: Checkpoint, family: Family, todo: Plan, layer: int
+) -> dict[Role, Tensor]:
+    """Read one layer's attention, bring it to the plan's number of KV heads, and lay it out."""
+    names = family.tensor_names(layer, todo.source_shape)
+    return _merge(family, todo, layer, {role: checkpoint.read(n) for role, n in names.items()})
+
+
+class LayerMerger:
+    """Merges layers for files that are written side by side, one layer in memory at a time.
+
+    Args:
+        checkpoint: the source.
+        todo: what is made of it.
+        allow_nonfinite: merge NaN and infinity instead of refusing them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, todo: Plan, *, allow_nonfinite: bool) -> None:
+        self._checkpoint = checkpoint
+        self._plan = todo
+        self._family = family_in(checkpoint)
+        lowers = todo.num_key_value_heads < todo.source_shape.num_key_value_heads
+        self._must_be_finite = lowers and not allow_nonfinite  # repeated heads are copies
+        self._one_at_a_time = Lock()
+        # Every layer is read to the same place: fresh memory costs as much as the reading.
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def names(self, layer: int) -> list[str]:
+        """The source's tensors that a layer is made from."""
+        return list(self._family.tensor_names(layer, self._plan.source_shape).values())
+
+    def changed(self, layer: int) -> dict[Role, Tensor]:
+        """The layer's new tensors but those whose bytes are the source's, as q's are for `mean`.
+
+        Raises:
+            CheckpointError: a tensor to be merged is not finite.
+        """
+        with self._one_at_a_time:
+            tensors = self._read(layer)
+            merged = _merge(self._family, self._plan, layer, tensors)
+            return {
+                role: self._own(tensor)
+                for role, tensor in merged.items()
+                if role not in tensors or not _is_same_memory(tensor, tensors[role])
+            }
+
+    def _read(self, layer: int) -> dict[Role, Tensor]:
+        names = self._family.tensor_names(layer, self._plan.source_shape)
+        sizes = [self._checkpoint.tensors[name].nbytes for name in names.values()]
+        total = sum(size + -size % _ALIGNMENT for size in sizes)
+        if len(self._memory) < total:
+            self._memory = torch.empty(total, dtype=torch.uint8)
+        begin, tensors = 0, {}
+        for (role, name), size in zip(names.items(), sizes, strict=True):
+            place = self._memory[begin : begin + size]
+            self._read_into(place.numpy(), name, layer)
+            info = self._checkpoint.tensors[name]
+            tensors[role] = place.view(getattr(torch, TORCH_DTYPES[info.dtype])).view(info.shape)
+            begin += size + -size % _ALIGNMENT
+        return tensors
+
+    def _read_into(
+        self, place: "np.ndarray[tuple[int], np.dtype[np.uint8]]", name: str, layer: int
+    ) -> None:
+        info = self._checkpoint.tensors[name]
+        scan = NonfiniteScan(info.dtype)
+        begin = 0
+        for chunk in self._checkpoint.chunks(name):
+            place[begin : begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            begin += len(chunk)
+            if self._must_be_finite:
+                scan.update(chunk)
+        if scan.first is not None:
+            position = [int(i) for i in np.unravel_index(scan.first, info.shape)]
+            raise CheckpointError(
+                f"{self._made_from(name)} of layer {layer} has {scan.count} values that are NaN "
+                f"or infinite, the first at {position}",
+                where=f"{self._checkpoint.folder / info.shard}, {self._made_from(name)}",
+                fix="fetch the weights again, or pass --allow-nonfinite to merge them anyway",
+            )
+
+    def _made_from(self, name: str) -> str:
+        """The tensor on disk that a user knows."""
+        if isinstance(self._checkpoint, RetargetedCheckpoint):
+            return self._checkpoint.made[name].sources[0].name
+        return name
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """The tensor, apart from the memory that the next layer is read to."""
+        shared = tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
+        return tensor.clone() if shared else tensor
+
+
+def _merge(
+    family: Family, todo: Plan, layer: int, tensors: dict[Role, Tensor]
+) -> dict[Role, Tensor]:
+    weights = family.read(tensors, todo.source_shape)
+    if todo.num_key_value_heads > todo.source_shape.num_key_value_heads:
+        return family.write(repeat(weights, todo.num_key_value_heads))
+    request = MergeRequest(
+        num_key_value_heads=todo.num_key_value_heads,
+        layer=layer,
+        seed=todo.seed,
+        initializer_range=todo.initializer_range,
+    )
+    return family.write(get_method(todo.method).merge(weights, request))
+
+
+def _is_same_memory(tensor: Tensor, other: Tensor) -> bool:
+    """Whether both are the very same numbers in memory, laid out alike."""
+    return (
+        tensor.data_ptr() == other.data_ptr()
+        and tensor.shape == other.shape
+        and tensor.dtype == other.dtype
+        and tensor.stride() == other.stride()
+    )

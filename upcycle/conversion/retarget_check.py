@@ -1,0 +1,52 @@
+"""The proof that a retargeted checkpoint computes what its source computes."""
+
+import torch
+
+from upcycle.checkpoint.headers import TORCH_DTYPES
+from upcycle.conversion.checks import Check
+from upcycle.conversion.whole_model import (
+    describe,
+    fp64_logits,
+    layers_to_build,
+    relative_difference,
+)
+from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
+
+RETARGETED_LIMIT = 1e-10
+STORED_LIMIT = 16  # units of the stored dtype's precision
+
+
+def check_retarget(view: RetargetedCheckpoint) -> list[Check]:
+    """The logits of the retargeted model against the source's, before any head is merged.
+
+    Both run in fp64 through transformers' own classes: once with the numbers as they are
+    computed, and once as they are stored.
+
+    Args:
+        view: the source as the target class sees it.
+    """
+    source = view.original
+    layers = layers_to_build(source)
+    expected = fp64_logits(source, layers)
+    exact = relative_difference(fp64_logits(retargeted(source, "float64"), layers), expected)
+    stored = relative_difference(fp64_logits(view, layers), expected)
+    coarsest = max(
+        torch.finfo(getattr(torch, TORCH_DTYPES[tensor.dtype])).eps
+        for tensor in view.tensors.values()
+    )
+    before, after = source.config["model_type"], view.config["model_type"]
+    extent = describe(layers)
+    return [
+        Check(
+            f"{before} computes the same as {after} before merging",
+            exact,
+            RETARGETED_LIMIT,
+            f"largest difference relative to the largest logit, {extent}, fp64",
+        ),
+        Check(
+            f"{after} as stored is the same within its dtype's precision",
+            stored,
+            max(STORED_LIMIT * coarsest, RETARGETED_LIMIT),
+            f"{STORED_LIMIT} units of {coarsest:.1e}, {extent}",
+        ),
+    ]
