@@ -1,7 +1,9 @@
 """Folders of other programs are refused by name, with a way out that works."""
 
 import shlex
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,7 @@ def test_the_command_for_pickled_weights_makes_the_same_model(tmp_path: Path) ->
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(folder)
-    command = "python -c" + caught.value.fix.split("python -c")[1]
+    command = shlex.quote(sys.executable) + " -c" + caught.value.fix.split("python -c")[1]
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True)
     assert Checkpoint.open(tmp_path / "safe").tensors
     loaded = load_model(tmp_path / "safe", dtype=torch.float32).state_dict()

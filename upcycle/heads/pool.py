@@ -14,7 +14,7 @@ from upcycle.attention import AttentionWeights
 from upcycle.heads.methods import MergeRequest, method
 
 Pool = Callable[[Tensor], Tensor]
-_CHANNELS = 16
+_BLOCK = 1 << 14  # elements; torch shares larger ones out among threads, at a loss here
 PAPER = "Ainslie et al. 2023, arXiv 2305.13245, section 2.1"
 
 
@@ -30,8 +30,9 @@ def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
         groups = _groups(heads, request)
         merged = heads.new_empty(groups.shape[0], *groups.shape[2:])
         for group, new in zip(groups, merged, strict=True):
-            # A few channels at a time: in fp64 a whole layer would be four times its bf16 bytes.
-            for part, place in zip(group.split(_CHANNELS, 1), new.split(_CHANNELS), strict=True):
+            # A block at a time: in fp64 a whole layer would be four times its bf16 bytes.
+            rows = max(1, _BLOCK // group[:, 0].numel())
+            for part, place in zip(group.split(rows, 1), new.split(rows), strict=True):
                 place.copy_(part.double().mean(0))
         return merged
 
