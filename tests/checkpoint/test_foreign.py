@@ -1,7 +1,6 @@
 """Folders of other programs are refused by name, with a way out that works."""
 
 import shlex
-import shlex
 import subprocess
 import sys
 from pathlib import Path

@@ -141,14 +141,14 @@ def test_permuted_heads_give_the_same_output(
 def test_an_unknown_method_is_refused_with_the_list() -> None:
     with pytest.raises(PlanError, match="no method 'median'") as caught:
         get_method("median")
-    assert "first, mean, random" in caught.value.fix
+    assert "first, lowrank, mean, procrustes, random" in caught.value.fix
 
 
 def test_a_name_can_be_taken_once() -> None:
     get_method("mean")
     with pytest.raises(ValueError, match="registered twice"):
         method("mean", reference="")(lambda weights, request: weights)
-    assert METHODS.names() == ["first", "mean", "random"]
+    assert METHODS.names() == ["first", "lowrank", "mean", "procrustes", "random"]
 
 
 @given(st.integers(1, 64), st.integers(1, 64))

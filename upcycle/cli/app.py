@@ -11,6 +11,7 @@ COMMANDS = (
     "plan",
     "convert",
     "verify",
+    "predict",
     "capacity",
     "train",
     "eval",

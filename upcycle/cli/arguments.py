@@ -10,6 +10,13 @@ from upcycle.kvcache.sizes import parse_bytes
 Source = Annotated[str, typer.Argument(help="A checkpoint folder, Hub cache snapshot or Hub id.")]
 KvHeads = Annotated[int, typer.Option("--kv-heads", help="KV heads to make, g.")]
 Method = Annotated[str, typer.Option("--method", help="How a group becomes one head.")]
+Calibration = Annotated[
+    list[str] | None,
+    typer.Option("--calibration", help="Text: a file, a folder or builtin; may be repeated."),
+]
+CalibrationTokens = Annotated[
+    int, typer.Option("--calibration-tokens", min=1, help="Tokens of it to use.")
+]
 Seed = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of methods that draw.")
 ]

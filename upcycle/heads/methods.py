@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from upcycle.attention import AttentionWeights
 from upcycle.errors import PlanError
+from upcycle.heads.moments import LayerMoments
 from upcycle.registry import Registry
 
 
@@ -17,34 +18,66 @@ class MergeRequest:
         layer: which layer the weights are.
         seed: for methods that draw.
         initializer_range: standard deviation of the source class's initial weights.
+        moments: what calibration text says about the layer, or None without any.
     """
 
     num_key_value_heads: int
     layer: int
     seed: int
     initializer_range: float
+    moments: LayerMoments | None = None
+
+
+@dataclass(frozen=True)
+class MergeSteps:
+    """What a method does to a layer, in words; a norm, a clamp or a gate can forbid the better way.
+
+    Attributes:
+        keys: how keys are merged.
+        values: how values are merged.
+    """
+
+    keys: str
+    values: str
 
 
 MergeFunction = Callable[[AttentionWeights, MergeRequest], AttentionWeights]
+StepsFunction = Callable[[AttentionWeights], MergeSteps]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A registered merge method with where it comes from."""
+    """A registered merge method with where it comes from.
+
+    Attributes:
+        name: what the user asks for.
+        merge: the method.
+        reference: its paper.
+        needs_calibration: whether it is refused without moments.
+        steps: what it does to given weights, or None where that is the same for all.
+    """
 
     name: str
     merge: MergeFunction
     reference: str
+    needs_calibration: bool = False
+    steps: StepsFunction | None = None
 
 
 METHODS: Registry[Method] = Registry("method", "upcycle.methods")
 
 
-def method(name: str, *, reference: str) -> Callable[[MergeFunction], MergeFunction]:
+def method(
+    name: str,
+    *,
+    reference: str,
+    needs_calibration: bool = False,
+    steps: StepsFunction | None = None,
+) -> Callable[[MergeFunction], MergeFunction]:
     """Register a function `(weights, request) -> weights with g KV heads` as a method."""
 
     def register(function: MergeFunction) -> MergeFunction:
-        METHODS.add(name)(Method(name, function, reference))
+        METHODS.add(name)(Method(name, function, reference, needs_calibration, steps))
         return function
 
     return register
