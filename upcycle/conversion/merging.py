@@ -1,6 +1,7 @@
 """Merge a model's attention, layer by layer."""
 
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,16 @@ def merge_layer(
     """Read one layer's attention, bring it to the plan's number of KV heads, and lay it out."""
     names = family.tensor_names(layer, todo.source_shape)
     return _merge(family, todo, layer, {role: checkpoint.read(n) for role, n in names.items()})
+
+
+class Merger(Protocol):
+    """Where the files get the tensors of merged layers from, asked by several threads."""
+
+    def names(self, layer: int) -> list[str]:
+        """The source's tensors that a layer is made from."""
+
+    def changed(self, layer: int) -> dict[Role, Tensor]:
+        """The layer's new tensors; those that are left out are the source's."""
 
 
 class LayerMerger:

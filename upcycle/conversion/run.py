@@ -14,6 +14,7 @@ from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
 from upcycle.checkpoint.writer import write_index
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
+from upcycle.conversion.merging import LayerMerger
 from upcycle.conversion.shards import ShardWork
 from upcycle.conversion.tokenizer import keep_tokenizer
 from upcycle.families.retargets.view import retargeted
@@ -110,9 +111,8 @@ def convert(
     with staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder:
         journal = Journal(folder, _request(opened, todo, options), resume=resume)
         clear(folder, keep={JOURNAL_NAME, *journal.finished})
-        work = ShardWork(
-            checkpoint, todo, folder, journal, allow_nonfinite=allow_nonfinite, watch=watch
-        )
+        merger = LayerMerger(checkpoint, todo, allow_nonfinite=allow_nonfinite)
+        work = ShardWork(checkpoint, todo, folder, journal, merger, watch=watch)
         work.run()
         if todo.has_index:
             write_index(folder, [shard.layout for shard in todo.shards])

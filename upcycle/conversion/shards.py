@@ -11,7 +11,6 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import sync
 from upcycle.checkpoint.writer import ShardWriter, tensor_chunks
 from upcycle.conversion.journal import FinishedShard, Journal
-from upcycle.conversion.merging import LayerMerger
 from upcycle.conversion.untouched import prove_shard
 from upcycle.families.retargets.view import RetargetedCheckpoint, on_disk
 from upcycle.planning import Attention, Plan, PlannedShard
@@ -20,6 +19,7 @@ from upcycle.progress import Progress, Watcher
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from upcycle.conversion.merging import Merger
     from upcycle.families import Role
 
 WORKERS = min(4, os.cpu_count() or 1)  # a disk is not faster with more
@@ -33,7 +33,7 @@ class ShardWork:
         todo: what is made of it.
         folder: where the files go; those in the journal may be there already.
         journal: what an earlier run finished; gets what this one finishes.
-        allow_nonfinite: merge NaN and infinity instead of refusing them.
+        merger: makes the tensors of merged attention.
         watch: told the bytes that are done, from any thread, one call at a time.
     """
 
@@ -43,8 +43,8 @@ class ShardWork:
         todo: Plan,
         folder: Path,
         journal: Journal,
+        merger: "Merger",
         *,
-        allow_nonfinite: bool,
         watch: Watcher,
     ) -> None:
         self._checkpoint = checkpoint
@@ -53,7 +53,7 @@ class ShardWork:
         self._folder = folder
         self._journal = journal
         self._watch = watch
-        self._merger = LayerMerger(checkpoint, todo, allow_nonfinite=allow_nonfinite)
+        self._merger = merger
         self._hashing: dict[str, Future[str]] = {}
         self._stopped = Event()
         self._progress = Lock()

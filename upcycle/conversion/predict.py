@@ -1,0 +1,101 @@
+"""What each number of KV heads would cost, layer by layer, before converting."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.loading import best_device
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.calibration import calibrate
+from upcycle.conversion.calibration_text import calibration_rows
+from upcycle.conversion.layer_stream import LayerStream
+from upcycle.families import family_in
+from upcycle.families.retargets.view import retargeted
+from upcycle.heads.residuals import LayerResiduals, Residual
+from upcycle.planning import plan
+from upcycle.progress import Watcher, ignore
+
+
+@dataclass(frozen=True)
+class LayerPrediction:
+    """One layer.
+
+    Attributes:
+        layer: its number.
+        residuals: what is lost of its keys and values, by the number of KV heads.
+    """
+
+    layer: int
+    residuals: dict[int, Residual]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What each number of KV heads leaves of keys and values.
+
+    Attributes:
+        tokens: how many tokens of text it was measured on.
+        kv_heads: the numbers that merge, most heads first.
+        layers: one entry for each layer with attention.
+    """
+
+    tokens: int
+    kv_heads: tuple[int, ...]
+    layers: tuple[LayerPrediction, ...]
+
+    def mean(self, kv_heads: int) -> Residual:
+        """The mean over the layers."""
+        found = [layer.residuals[kv_heads] for layer in self.layers]
+        total = sum(found, Residual(0.0, 0.0))
+        return Residual(total.keys / len(found), total.values / len(found))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prediction as JSON-serialisable data."""
+        means = {kv_heads: asdict(self.mean(kv_heads)) for kv_heads in self.kv_heads}
+        return {**asdict(self), "mean": means}
+
+
+def predict(
+    source: str | Path,
+    *,
+    calibration: Sequence[str | Path],
+    tokens: int,
+    sequence_length: int = 512,
+    seed: int = 0,
+    device: str = "auto",
+    watch: Watcher = ignore,
+) -> Prediction:
+    """Measure on text what merging to each number of KV heads would lose, with one layer in memory.
+
+    The numbers are the energy that the closed forms of `lowrank` leave, as fractions of the layer's
+    own: of keys as its queries weigh them, and of values as its output projection weighs them.
+
+    Args:
+        source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
+        calibration: files of text; "builtin" is the text of the package.
+        tokens: how many tokens of it.
+        sequence_length: of a row.
+        seed: of the drawing of rows.
+        device: where layers run.
+        watch: told the layers that are done.
+
+    Raises:
+        CheckpointError: the source is damaged or contradicts itself.
+        FamilyError: the source has no KV heads that can be merged.
+        DataError: the text cannot be read, or there is too little of it.
+    """
+    checkpoint = retargeted(Checkpoint.open(source))
+    shape = family_in(checkpoint).shape(checkpoint.config)
+    plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
+    choices = [g for g in shape.valid_kv_heads if g < shape.num_key_value_heads]
+    rows = calibration_rows(
+        checkpoint, calibration, tokens=tokens, sequence_length=sequence_length, seed=seed
+    )
+    stream = LayerStream(checkpoint, rows.shape[1], device=best_device(device))
+    layers = []
+    for layer, moments in calibrate(stream, stream.embed(rows), watch=watch):
+        residuals = LayerResiduals(stream.attention_weights(layer), moments)
+        found = {g: residuals.of_groups(g) for g in reversed(choices)}
+        layers.append(LayerPrediction(layer, found))
+    return Prediction(rows.numel(), tuple(reversed(choices)), tuple(layers))

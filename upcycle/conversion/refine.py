@@ -1,0 +1,189 @@
+"""Fit one layer's attention to targets on calibration rows: a regression with held-out rows."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from upcycle.errors import DataError
+from upcycle.families import Role
+
+_STEP = 1e-2  # of a tensor's root mean square: the largest change of an entry in one step
+_SMALLEST_STEP = 1e-5  # for tensors of zeros
+_WARMUP = 0.05  # of the steps
+_LAST = 0.05  # of the largest change is what the last step makes
+_BATCH_TOKENS = 4096
+_CHECKS = 10  # looks at the held-out rows
+_HELD_OUT = 8  # one row of so many is held out
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What an attention is fitted on.
+
+    Attributes:
+        inputs: [B, T, D] what it gets.
+        targets: [B, T, D] what it is to give.
+        weights: [B, T] how much a token's squared error counts.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def split(self) -> tuple["Lesson", "Lesson"]:
+        """The rows to fit, and those held out.
+
+        Raises:
+            DataError: there is one row only.
+        """
+        rows = len(self.inputs)
+        held_out = max(1, rows // _HELD_OUT)
+        if rows < 2:
+            raise DataError(
+                "refinement needs two rows of calibration text, one of them held out",
+                where="--calibration-tokens",
+                fix="ask for more tokens",
+            )
+        return self.rows(slice(held_out, None)), self.rows(slice(held_out))
+
+    def rows(self, chosen: "slice | Tensor") -> "Lesson":
+        """Some of the rows."""
+        return Lesson(self.inputs[chosen], self.targets[chosen], self.weights[chosen])
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What a fit reached.
+
+    Attributes:
+        before: weighted squared error on the held-out rows, relative to that of no output.
+        after: the same with the tensors as they are now; never more than before.
+        steps: after how many steps that was.
+    """
+
+    before: float
+    after: float
+    steps: int
+
+
+Run = Callable[[Tensor], Tensor]
+
+
+def refine(
+    run: Run,
+    parameters: Mapping[Role, nn.Parameter],
+    lesson: Lesson,
+    *,
+    steps: int,
+    seed: int,
+    device: str,
+    dtypes: Mapping[Role, torch.dtype],
+) -> Refinement:
+    """Change parameters so that `run` gives the targets; never to what is worse on held-out rows.
+
+    Adam (Kingma and Ba 2015) with steps in proportion to each tensor's size, since families and
+    layers differ in scale, a short warm-up and a cosine to almost nothing. Of the states that are
+    looked at on the way the best on held-out rows is kept, rounded as it will be stored.
+
+    Args:
+        run: the attention, or whatever contains it: [b, T, D] to [b, T, D], with gradients.
+        parameters: what is fitted, in fp32 or fp64 on the device.
+        lesson: what to fit, on any device.
+        steps: of the optimiser, at most.
+        seed: of the order of rows.
+        device: where the parameters are.
+        dtypes: what each parameter will be stored as.
+
+    Raises:
+        DataError: there are too few rows to hold one out.
+    """
+    fitted, held_out = lesson.split()
+    tensors = list(parameters.values())
+    rounding = [dtypes[role] for role in parameters]
+    best = [tensor.detach().clone() for tensor in tensors]
+    rows = max(1, _BATCH_TOKENS // lesson.inputs.shape[1])
+    before = after = _error(run, held_out, rows, device)
+    kept = 0
+    optimizer = torch.optim.Adam(
+        [{"params": [tensor], "lr": _largest_step(tensor)} for tensor in tensors],
+        betas=(0.9, 0.95),
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    batches = _batches(len(fitted.inputs), rows, seed)
+    scale = float(_energy(fitted).clamp_min(torch.finfo(torch.float32).tiny))
+    every = max(1, steps // _CHECKS)
+    for step in range(1, steps + 1):
+        batch = fitted.rows(next(batches))
+        loss = _squared_error(run, batch, device) / (scale * batch.weights.numel())
+        gradients = torch.autograd.grad(loss, tensors)
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = gradient
+        optimizer.step()
+        schedule.step()
+        if step % every and step < steps:
+            continue
+        exact = [tensor.detach().clone() for tensor in tensors]
+        _set(tensors, [t.to(d).to(t.dtype) for t, d in zip(exact, rounding, strict=True)])
+        error = _error(run, held_out, rows, device)
+        if error < after:
+            after, kept = error, step
+            best = [tensor.detach().clone() for tensor in tensors]
+        _set(tensors, exact)
+    _set(tensors, best)
+    return Refinement(before, after, kept)
+
+
+def _largest_step(tensor: Tensor) -> float:
+    return max(_STEP * float(tensor.detach().square().mean().sqrt()), _SMALLEST_STEP)
+
+
+def _rate(step: int, steps: int) -> float:
+    """The share of the largest step at a step: linear warm-up, then a cosine."""
+    warmup = max(1, round(_WARMUP * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return _LAST + (1 - _LAST) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _batches(rows: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Rows in random order, each once before any comes again."""
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(left) < min(size, rows):
+            left = torch.cat((left, torch.randperm(rows, generator=generator)))
+        yield left[:size]
+        left = left[size:]
+
+
+def _squared_error(run: Run, lesson: Lesson, device: str) -> Tensor:
+    error = run(lesson.inputs.to(device)) - lesson.targets.to(device)
+    return (error.square().mean(-1) * lesson.weights.to(device)).sum()
+
+
+def _energy(lesson: Lesson) -> Tensor:
+    """The weighted mean square of the targets."""
+    chunks = zip(lesson.targets, lesson.weights, strict=True)
+    return sum(
+        ((t.square().mean(-1) * w).double().mean() for t, w in chunks), torch.zeros(())
+    ) / len(lesson.targets)
+
+
+@torch.no_grad()
+def _error(run: Run, lesson: Lesson, rows: int, device: str) -> float:
+    """The weighted squared error relative to the targets' own size."""
+    starts = range(0, len(lesson.inputs), rows)
+    parts = (lesson.rows(slice(start, start + rows)) for start in starts)
+    total = sum(float(_squared_error(run, part, device)) for part in parts)
+    energy = float(_energy(lesson)) * lesson.weights.numel()
+    return total / energy if energy else 0.0
+
+
+@torch.no_grad()
+def _set(tensors: list[nn.Parameter], values: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

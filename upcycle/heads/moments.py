@@ -1,0 +1,225 @@
+"""Second moments of one layer's queries, keys and values over calibration tokens.
+
+They are all that the calibrated methods need of a text. They live in the space of the activations
+(K e channels at most), never as a D x D matrix per head. Letters: P rotary planes of a head, p
+position-free key channels, the others as in `attention.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upcycle.attention import AttentionWeights, QkNorm
+from upcycle.heads.blocks import grouped, select_blocks
+from upcycle.heads.planes import split_planes
+from upcycle.heads.reference import normalise, project
+
+RIDGE = 1e-6
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """Uncentred second moments, fp64, of what enters the attention product, before RoPE.
+
+    Biases are included, and clipping. Keys and queries are normalised and weighted if their norm
+    comes before RoPE; if it comes after, they are normalised without its weight, since the RMS
+    does not change under rotation but its weight does not commute with it.
+
+    Attributes:
+        tokens: how many tokens they are the mean over.
+        input_energy: mean square of an input channel.
+        keys: [P, K, K] complex, E[k kᴴ] of the heads' keys in each rotary plane.
+        passing_keys: [K p, K p], E[k kᵀ] of the position-free channels of all heads.
+        key_factor: [K], the mean factor by which the norm scales a key, 1 without a norm.
+        queries: [H, P], E|q|² in each rotary plane.
+        passing_queries: [H, p, p], E[q qᵀ] of each head's position-free channels.
+        values: [K e, K e], E[v vᵀ] of all heads.
+        value_mean: [K e], E[v].
+        attended: [H, m, m], E[y yᵀ] of the values of a block of m / e neighbouring KV heads, the
+            block of query head h's own one, under the attention of h; None if not collected.
+        attended_mean: [H, m], E[y], or None.
+    """
+
+    tokens: int
+    input_energy: float
+    keys: Tensor
+    passing_keys: Tensor
+    key_factor: Tensor
+    queries: Tensor
+    passing_queries: Tensor
+    values: Tensor
+    value_mean: Tensor
+    attended: Tensor | None = None
+    attended_mean: Tensor | None = None
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """K."""
+        return self.keys.shape[1]
+
+    def select(self, order: Sequence[int]) -> "LayerMoments":
+        """The moments of KV heads `order` with their query heads: of `permute_kv_heads`' weights.
+
+        Attended moments of blocks smaller than K are dropped, as other blocks arise.
+        """
+        kv_heads, picked = self.num_key_value_heads, list(order)
+        group = self.queries.shape[0] // kv_heads
+        queries = [head * group + member for head in order for member in range(group)]
+        attended, mean = self.attended, self.attended_mean
+        if attended is not None and mean is not None:
+            whole = attended.shape[-1] == self.values.shape[-1]
+            attended = select_blocks(attended[queries], picked, kv_heads) if whole else None
+            mean = grouped(mean[queries].mT, kv_heads)[picked].flatten(0, 1).mT
+            mean = mean if whole else None
+        return replace(
+            self,
+            keys=self.keys[:, picked][:, :, picked],
+            passing_keys=select_blocks(self.passing_keys, picked, kv_heads),
+            key_factor=self.key_factor[picked],
+            queries=self.queries[queries],
+            passing_queries=self.passing_queries[queries],
+            values=select_blocks(self.values, picked, kv_heads),
+            value_mean=grouped(self.value_mean, kv_heads)[picked].flatten(),
+            attended=attended,
+            attended_mean=mean,
+        )
+
+
+class MomentCollector:
+    """Accumulates a layer's moments batch by batch, each in the dtype of its input.
+
+    Args:
+        weights: the layer, on the device of the inputs.
+        attended_heads: of how many neighbouring KV heads (a divisor of K) the attended values are
+            wanted, 0 for none; the n heads of a group serve conversions to K / n heads or more.
+    """
+
+    def __init__(self, weights: AttentionWeights, *, attended_heads: int = 0) -> None:
+        self._weights = weights
+        self._block = attended_heads
+        self._sums: dict[str, Tensor] = {}
+        self._tokens = 0
+        self._attended_tokens = 0
+
+    def add(self, x: Tensor) -> None:
+        """Count the attention inputs x [N, D], as they come out of the layer's norm."""
+        weights, norm, rope = self._weights, self._weights.qk_norm, self._weights.rope
+        q = project(weights.q, weights.q_bias, x)  # [H, N, d]
+        k = project(weights.k, weights.k_bias, x)  # [K, N, d]
+        self._add("key_factor", _norm_factor(k, norm).sum(-1))
+        if norm is not None and norm.after_rope:
+            q, k = normalise(q, norm, None, None), normalise(k, norm, None, None)
+        elif norm is not None:
+            q = normalise(q, norm, weights.q_norm, weights.q_norm_bias)
+            k = normalise(k, norm, weights.k_norm, weights.k_norm_bias)
+        q, k = _clip(weights, q), _clip(weights, k)
+        v = self._values(x).flatten(0, 1)  # [K e, N]
+        key_planes, passing_keys = split_planes(k.mT, rope)  # [K, P, N], [K, p, N]
+        query_planes, passing_queries = split_planes(q.mT, rope)
+        by_plane = key_planes.transpose(0, 1)
+        flat = passing_keys.flatten(0, 1)
+        self._add("keys", by_plane @ by_plane.mH)
+        self._add("passing_keys", flat @ flat.mT)
+        self._add("queries", query_planes.abs().square().sum(-1))
+        self._add("passing_queries", passing_queries @ passing_queries.mT)
+        self._add("values", v @ v.mT)
+        self._add("value_mean", v.sum(-1))
+        self._add("input_energy", x.square().mean(-1).sum())
+        self._tokens += x.shape[0]
+
+    def add_attended(self, x: Tensor, probabilities: Tensor) -> None:
+        """Count one sequence x [T, D] under attention probabilities [H, T, T] (query, key)."""
+        assert self._block, "attended moments were not asked for"
+        values = self._values(x)  # [K, e, T]
+        group = self._weights.num_attention_heads // self._weights.num_key_value_heads
+        moments, sums = [], []
+        for head, weights in enumerate(probabilities):
+            start = head // group // self._block * self._block
+            attended = values[start : start + self._block].flatten(0, 1) @ weights.mT  # [m, T]
+            moments.append((attended @ attended.mT).double().cpu())
+            sums.append(attended.sum(-1))
+        self._add("attended", torch.stack(moments))
+        self._add("attended_mean", torch.stack(sums))
+        self._attended_tokens += x.shape[0]
+
+    def moments(self) -> LayerMoments:
+        """The means over all tokens so far."""
+        assert self._tokens, "no tokens were counted"
+        means = {name: total / self._tokens_of(name) for name, total in self._sums.items()}
+        return LayerMoments(
+            tokens=self._tokens, input_energy=float(means.pop("input_energy")), **means
+        )
+
+    def _tokens_of(self, name: str) -> int:
+        return self._attended_tokens if name.startswith("attended") else self._tokens
+
+    def _values(self, x: Tensor) -> Tensor:
+        return _clip(self._weights, project(self._weights.v, self._weights.v_bias, x)).mT
+
+    def _add(self, name: str, batch: Tensor) -> None:
+        wide = torch.complex128 if batch.is_complex() else torch.float64
+        batch = batch.detach().cpu().to(wide)
+        self._sums[name] = self._sums[name] + batch if name in self._sums else batch
+
+
+def white_moments(weights: AttentionWeights) -> LayerMoments:
+    """The moments under inputs of unit covariance and no mean: what the weights alone tell."""
+    hidden = weights.q.shape[-1]
+    collector = MomentCollector(weights)
+    x = torch.eye(hidden, dtype=torch.float64) * hidden**0.5
+    collector.add(x)
+    collector.add(-x)
+    return collector.moments()
+
+
+def regularised(
+    moments: LayerMoments, weights: AttentionWeights, ridge: float = RIDGE
+) -> LayerMoments:
+    """The moments as if every input channel had a little noise of its own.
+
+    Directions that no calibration token excited then count as the weights have them, and heads
+    that are copies of one another stay copies. Normalised keys do not depend linearly on the input
+    and are left as they are.
+
+    Args:
+        moments: of the layer.
+        weights: the layer.
+        ridge: the noise's energy as a fraction of the mean energy of an input channel.
+    """
+    noise = ridge * moments.input_energy
+    kv_heads = weights.num_key_value_heads
+    values = weights.v.double().flatten(0, 1)
+    value_noise = noise * (values @ values.mT)
+    changed: dict[str, Any] = {"values": moments.values + value_noise}
+    if moments.attended is not None:
+        block = moments.attended.shape[-1] // weights.v.shape[1]
+        group = weights.num_attention_heads // kv_heads
+        noises = [
+            select_blocks(value_noise, range(start, start + block), kv_heads)
+            for start in (head // group // block * block for head in range(len(weights.q)))
+        ]
+        changed["attended"] = moments.attended + torch.stack(noises)
+    if weights.qk_norm is None:
+        planes, passing = split_planes(weights.k.double(), weights.rope)
+        by_plane, flat = planes.transpose(0, 1), passing.flatten(0, 1)
+        changed["keys"] = moments.keys + noise * (by_plane @ by_plane.mH)
+        changed["passing_keys"] = moments.passing_keys + noise * (flat @ flat.mT)
+    return replace(moments, **changed)
+
+
+def _clip(weights: AttentionWeights, heads: Tensor) -> Tensor:
+    limit = weights.clip_qkv
+    return heads if limit is None else heads.clamp(-limit, limit)
+
+
+def _norm_factor(k: Tensor, norm: QkNorm | None) -> Tensor:
+    """[K, N] by how much the norm scales the keys [K, N, d], its weight aside."""
+    if norm is None:
+        return k.new_ones(k.shape[:2])
+    if norm.kind == "layer":
+        k = k - k.mean(-1, keepdim=True)
+    dims = (0, 2) if norm.span == "all" else (2,)
+    return torch.rsqrt(k.square().mean(dims, keepdim=True) + norm.eps)[..., 0].expand(k.shape[:2])
