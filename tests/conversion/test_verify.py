@@ -41,6 +41,7 @@ ALWAYS = [
     FINITE,
     "config.json changed in the planned keys alone",
     PERMUTED,
+    "gauge-transformed heads give the same attention output",
     "a planted relative error of 1e-8 is seen",
     "permuted heads give the same logits",
 ]

@@ -209,10 +209,10 @@ def locked(folder: Path, output: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def clear(folder: Path, *, keep: Container[str] = ()) -> None:
-    """Remove everything in a folder but the entries of the names in `keep`."""
+def clear(folder: Path, *, keep: Container[str] = (), only: Container[str] | None = None) -> None:
+    """Remove what is in a folder, but the entries named in `keep`, or `only` those named there."""
     for entry in folder.iterdir():
-        if entry.name in keep:
+        if entry.name in keep or (only is not None and entry.name not in only):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

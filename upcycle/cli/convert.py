@@ -1,13 +1,15 @@
 """`upcycle convert`: make a checkpoint with fewer (or more) KV heads."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from upcycle.cli.arguments import (
+    Calibration,
+    CalibrationTokens,
+    Device,
     KvHeads,
     MaxShardSize,
-    Method,
     Output,
     Overwrite,
     Seed,
@@ -25,7 +27,19 @@ def convert_command(
     source: Source,
     output: Output,
     kv_heads: KvHeads,
-    method: Method = "mean",
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="mean, or lowrank with --calibration; see the README."),
+    ] = None,
+    calibration: Calibration = None,
+    calibration_tokens: CalibrationTokens = 32_768,
+    refine: Annotated[
+        int, typer.Option("--refine", min=0, help="Steps that fit each layer to the source's.")
+    ] = 0,
+    grouping: Annotated[
+        str, typer.Option("--grouping", help="contiguous, or search for the best partners.")
+    ] = "contiguous",
+    device: Device = "auto",
     seed: Seed = 0,
     dtype: Annotated[
         str | None,
@@ -52,6 +66,11 @@ def convert_command(
             output,
             kv_heads=kv_heads,
             method=method,
+            calibration=calibration or (),
+            calibration_tokens=calibration_tokens,
+            refine=refine,
+            grouping=grouping,
+            device=device,
             seed=seed,
             dtype=dtype,
             max_shard_size=shard_bytes(max_shard_size),
@@ -76,7 +95,8 @@ def convert_command(
     for name in result.left_behind:
         console.print(f"left behind, since it may hold weights in another form: {name}")
     console.print(tensor_parallel_limit(kv_heads))
-    console.print(_advice(before, kv_heads, method))
+    _show_layers(console, result.manifest["result"]["layers"])
+    console.print(_advice(before, kv_heads, result.plan.method, refine))
     return Outcome(
         {
             "output": str(output),
@@ -87,12 +107,37 @@ def convert_command(
     )
 
 
-def _advice(before: int, after: int, method: str) -> str:
+def _show_layers(console: Console, layers: list[dict[str, Any]]) -> None:
+    """What calibration measured of each layer, and what it did."""
+    if not layers:
+        return
+    rows = []
+    for layer in layers:
+        refined = layer["refinement"]
+        error = f"{refined['before']:.1%} → {refined['after']:.1%}" if refined else "not refined"
+        rows.append(
+            [
+                str(layer["layer"]),
+                f"{layer['residual']['keys']:.1%}",
+                f"{layer['residual']['values']:.1%}",
+                error,
+                layer["keys"],
+                layer["values"],
+            ]
+        )
+    console.table(["layer", "K lost", "V lost", "held-out error", "keys", "values"], rows)
+
+
+def _advice(before: int, after: int, method: str, refine: int) -> str:
     if after == before:
         return "nothing was merged: the function is exactly the source's"
     if after > before:
         return "KV heads were repeated: the function is exactly the source's"
-    return (
-        f"{method} merging costs quality until the model is uptrained: "
-        "see `upcycle eval` for how much, and `upcycle train` to heal it"
-    )
+    if method in ("mean", "first", "random"):
+        return (
+            f"{method} merging costs much of the model's quality; --calibration TEXT keeps most of "
+            "it, and --refine 200 nearly all: see `upcycle eval` for how much"
+        )
+    if not refine:
+        return "--refine 200 fits each layer to the source's and heals most of what is left"
+    return "see `upcycle eval` for what is left, and `upcycle train` to heal it"

@@ -24,8 +24,8 @@ def predict_command(
 
     Reads the weights, one layer at a time.
     """
-    from upcycle.conversion.calibration_text import BUILTIN
     from upcycle.conversion.predict import predict
+    from upcycle.recipe.schema import BUILTIN
 
     texts = calibration or [BUILTIN]
     with console.progress() as watch:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from upcycle.conversion.layer_stream import LayerStream
-from upcycle.conversion.observed_attention import AttentionCall
-from upcycle.errors import FamilyError
+from upcycle.conversion.observed_attention import AttentionCall, Observer
 from upcycle.heads.moments import LayerMoments, MomentCollector
 from upcycle.progress import Progress, Watcher, ignore
 
@@ -35,8 +34,7 @@ def calibrate(
 
     Raises:
         CheckpointError: tensors of the class are missing or have another shape.
-        FamilyError: attended values are asked for, but the class computes attention in a way that
-            hides its probabilities.
+        FamilyError: the class's attention has a feature that is not expressed here.
     """
     for index in range(start, stream.num_layers):
         collector = None
@@ -46,31 +44,25 @@ def calibrate(
             else:
                 weights = stream.attention_weights(index)
                 collector = MomentCollector(weights, attended_heads=attended_heads)
-                layer.advance(hidden, _Count(collector, attended=attended_heads > 0))
+                layer.advance(hidden, counting(collector))
         watch(Progress("calibrate", index + 1, stream.num_layers, "layers"))
         if collector is not None:
             yield index, collector.moments()
 
 
-class _Count:
-    """Hands the calls of an attention to a collector."""
+def counting(collector: MomentCollector) -> Observer:
+    """An observer that hands the calls of an attention to a collector.
 
-    def __init__(self, collector: MomentCollector, *, attended: bool) -> None:
-        self._collector = collector
-        self._attended = attended
+    Attended values are left out where a class does not show its probabilities (Falcon).
+    """
 
-    def __call__(self, call: AttentionCall) -> None:
-        self._collector.add(call.inputs.flatten(0, 1))
-        if not self._attended:
+    def count(call: AttentionCall) -> None:
+        collector.add(call.inputs.flatten(0, 1))
+        if call.scores is None or not collector.attended_heads:
             return
-        scores = call.scores
-        if scores is None:
-            raise FamilyError(
-                "this class does not show its attention probabilities",
-                where="calibration",
-                fix="choose a method that does not need attended values",
-            )
-        heads = range(scores.query.shape[1])
+        heads = range(call.scores.query.shape[1])
         for row, x in enumerate(call.inputs):
-            probabilities = [scores.row(row).probabilities(head)[0] for head in heads]
-            self._collector.add_attended(x, torch.stack(probabilities))
+            probabilities = [call.scores.row(row).probabilities(head)[0] for head in heads]
+            collector.add_attended(x, torch.stack(probabilities))
+
+    return count

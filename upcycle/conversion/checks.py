@@ -1,7 +1,7 @@
 """The exactness checks, each with its measured number and its limit."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from upcycle.conversion.whole_model import (
 )
 from upcycle.errors import CheckpointError
 from upcycle.families import Role, family_in
+from upcycle.heads.gauge import scramble
 from upcycle.heads.methods import MergeRequest, get_method
+from upcycle.heads.moments import MomentCollector
 from upcycle.heads.permute import permute_kv_heads
 from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
@@ -122,8 +124,9 @@ def check_config(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
 
 
 def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
-    """Reordered heads give the same attention output, and a planted error would be seen."""
-    worst, least_planted = 0.0, float("inf")
+    """Reordered and transformed heads give the same output, and a planted error would be seen."""
+    worst = worst_scrambled = 0.0
+    least_planted = float("inf")
     for layer, weights in _layers(source, todo):
         x = _probe_input(weights, layer)
         generator = torch.Generator().manual_seed(layer)
@@ -132,6 +135,8 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
         permuted = attention_output(permute_kv_heads(weights, order), x)
         planted = replace(weights, v=weights.v.double() * (1 + PLANTED_ERROR))
         worst = max(worst, relative_difference(permuted, expected))
+        scrambled = attention_output(scramble(_widened(weights), generator), x)
+        worst_scrambled = max(worst_scrambled, relative_difference(scrambled, expected))
         least_planted = min(
             least_planted, relative_difference(attention_output(planted, x), expected)
         )
@@ -141,6 +146,12 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
             worst,
             PERMUTED_LIMIT,
             "largest relative difference of a layer, fp64",
+        ),
+        Check(
+            "gauge-transformed heads give the same attention output",
+            worst_scrambled,
+            PERMUTED_LIMIT,
+            "largest relative difference of a layer, fp64; transforms that its norms allow",
         ),
         Check(
             "a planted relative error of 1e-8 is seen",
@@ -179,10 +190,13 @@ def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
     size = todo.source_shape.num_key_value_heads // groups
     worst = 0.0
     for layer, weights in _layers(source, todo):
-        tied = _tie_groups(weights, size)
-        request = MergeRequest(groups, layer, todo.seed, todo.initializer_range)
-        merged = method.merge(tied, request)
         x = _probe_input(weights, layer)
+        tied = _widened(_tie_groups(weights, size))
+        collector = MomentCollector(tied)
+        collector.add(x)
+        moments = collector.moments() if method.needs_calibration else None
+        request = MergeRequest(groups, layer, todo.seed, todo.initializer_range, moments)
+        merged = method.merge(tied, request)
         difference = relative_difference(attention_output(merged, x), attention_output(tied, x))
         worst = max(worst, difference)
     return Check(
@@ -253,6 +267,13 @@ def _tie_groups(weights: AttentionWeights, size: int) -> AttentionWeights:
         v_bias=tie(weights.v_bias),
         k_norm=tie(weights.k_norm) if norm_is_per_head(weights) else weights.k_norm,
     )
+
+
+def _widened(weights: AttentionWeights) -> AttentionWeights:
+    """In fp64, so that what a method computes is not rounded to the stored dtype."""
+    tensors = {f.name: getattr(weights, f.name) for f in fields(weights)}
+    wide: dict[str, Any] = {n: t.double() for n, t in tensors.items() if isinstance(t, Tensor)}
+    return replace(weights, **wide)
 
 
 def _probe_input(weights: AttentionWeights, layer: int) -> Tensor:

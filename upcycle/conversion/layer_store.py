@@ -11,7 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from upcycle.families import Role
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.families import Role, family_in
+from upcycle.planning import Plan
 
 STORE_NAME = ".layers"
 _STATE = "state.safetensors"
@@ -68,3 +70,26 @@ class LayerStore:
         whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
         save_file(whole, unfinished, metadata=dict(metadata))
         os.replace(unfinished, self._folder / name)
+
+
+class StoredLayers:
+    """Gives the files the layers of a store: a `Merger`.
+
+    Args:
+        store: has every layer of the plan.
+        checkpoint: the source.
+        todo: what is made of it.
+    """
+
+    def __init__(self, store: LayerStore, checkpoint: Checkpoint, todo: Plan) -> None:
+        self._store = store
+        self._family = family_in(checkpoint)
+        self._shape = todo.source_shape
+
+    def names(self, layer: int) -> list[str]:
+        """The source's tensors that a layer is made from."""
+        return list(self._family.tensor_names(layer, self._shape).values())
+
+    def changed(self, layer: int) -> dict[Role, Tensor]:
+        """All of the layer's new tensors."""
+        return self._store.tensors(layer)

@@ -43,7 +43,7 @@ class ResidentLayer:
         index: which layer of the model it is.
         module: the layer.
         attention: the attention in it, or None where the layer has none that can be converted.
-        parameters: the attention's own, by role.
+        parameters: the attention's own, by the role that they are loaded from.
         device: where it is.
         arguments: what the model passes beside the hidden states, for any number of rows.
         keywords: the same, by name.

@@ -70,6 +70,7 @@ class Refinement:
 
 
 Run = Callable[[Tensor], Tensor]
+Tell = Callable[[int, float], None]
 
 
 def refine(
@@ -81,6 +82,7 @@ def refine(
     seed: int,
     device: str,
     dtypes: Mapping[Role, torch.dtype],
+    tell: Tell,
 ) -> Refinement:
     """Change parameters so that `run` gives the targets; never to what is worse on held-out rows.
 
@@ -96,6 +98,7 @@ def refine(
         seed: of the order of rows.
         device: where the parameters are.
         dtypes: what each parameter will be stored as.
+        tell: told every look at the held-out rows, with the step and the least error so far.
 
     Raises:
         DataError: there are too few rows to hold one out.
@@ -132,6 +135,7 @@ def refine(
             after, kept = error, step
             best = [tensor.detach().clone() for tensor in tensors]
         _set(tensors, exact)
+        tell(step, after)
     _set(tensors, best)
     return Refinement(before, after, kept)
 

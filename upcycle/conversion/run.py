@@ -1,6 +1,6 @@
 """Carry out a plan: make a whole converted folder from a source."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,17 @@ from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
 from upcycle.checkpoint.writer import write_index
+from upcycle.conversion.calibration_options import CALIBRATION_TOKENS, Calibration
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
-from upcycle.conversion.merging import LayerMerger
+from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
+from upcycle.conversion.merging import LayerMerger, Merger
 from upcycle.conversion.shards import ShardWork
 from upcycle.conversion.tokenizer import keep_tokenizer
 from upcycle.families.retargets.view import retargeted
-from upcycle.heads.methods import get_method
 from upcycle.planning import Plan, plan
 from upcycle.progress import Watcher, ignore
 
-LIBRARIES = ("torch", "safetensors")
+LIBRARIES = ("numpy", "safetensors", "scipy", "tokenizers", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,12 @@ def convert(
     output: str | Path,
     *,
     kv_heads: int,
-    method: str = "mean",
+    method: str | None = None,
+    calibration: Sequence[str | Path] = (),
+    calibration_tokens: int = CALIBRATION_TOKENS,
+    refine: int = 0,
+    grouping: str = "contiguous",
+    device: str = "auto",
     seed: int = 0,
     dtype: str | None = None,
     max_shard_size: int | None = None,
@@ -67,8 +73,13 @@ def convert(
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
         output: the folder to make.
         kv_heads: g, see `plan`.
-        method: how a group of KV heads becomes one.
-        seed: for methods that draw.
+        method: how a group of KV heads becomes one; `mean`, or `lowrank` with calibration.
+        calibration: files of text to measure on, "builtin" for the package's own.
+        calibration_tokens: how many tokens of it.
+        refine: optimiser steps that fit each layer's new attention to the source's on that text.
+        grouping: "contiguous", or "search" for the heads that lose least together.
+        device: where layers are measured and refined.
+        seed: for methods that draw, the choice of text and the order of refinement.
         dtype: what a model that changes its class is stored as, see `retargeted`.
         max_shard_size: the most bytes of tensors in a file; None keeps the source's files.
         allow_nonfinite: merge NaN and infinity instead of refusing them.
@@ -82,14 +93,17 @@ def convert(
         CheckpointError: the source is damaged or contradicts itself, or what is to be merged is
             not finite.
         FamilyError: the source has no KV heads that can be merged.
-        PlanError: `kv_heads`, `method`, `dtype` or `max_shard_size` is not possible.
+        PlanError: `kv_heads`, `method`, `dtype` or `max_shard_size` is not possible, or something
+            needs calibration text and there is none.
+        DataError: the text cannot be read, or there is too little of it.
         OutputError: the output exists, lies inside the source, or cannot be written; or the run to
             resume was of another conversion.
     """
     output = Path(output)
     opened = Checkpoint.open(source)
     check_output(output, overwrite=overwrite, inputs=[opened.folder])
-    get_method(method)
+    text = Calibration(calibration, calibration_tokens, refine, grouping, device)
+    method = text.method(method)
     checkpoint = retargeted(opened, dtype)
     todo = plan(
         checkpoint, kv_heads=kv_heads, method=method, seed=seed, max_shard_size=max_shard_size
@@ -103,15 +117,24 @@ def convert(
     options = {
         "kv_heads": kv_heads,
         "method": method,
+        **text.options,
         "seed": seed,
         "dtype": dtype,
         "max_shard_size": max_shard_size,
         "allow_nonfinite": allow_nonfinite,
     }
     with staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder:
-        journal = Journal(folder, _request(opened, todo, options), resume=resume)
-        clear(folder, keep={JOURNAL_NAME, *journal.finished})
-        merger = LayerMerger(checkpoint, todo, allow_nonfinite=allow_nonfinite)
+        rows = text.rows(checkpoint, todo)
+        read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
+        request = _request(opened, todo, {**options, **read})
+        journal = Journal(folder, request, resume=resume)
+        clear(folder, keep={JOURNAL_NAME, STORE_NAME, *journal.finished})
+        merger: Merger = LayerMerger(checkpoint, todo, allow_nonfinite=allow_nonfinite)
+        layers: list[dict[str, Any]] = []
+        if rows is not None:
+            store = LayerStore(folder)
+            layers = text.merge(checkpoint, todo, rows, store, watch)
+            merger = StoredLayers(store, checkpoint, todo)
         work = ShardWork(checkpoint, todo, folder, journal, merger, watch=watch)
         work.run()
         if todo.has_index:
@@ -124,13 +147,35 @@ def convert(
         manifest = write_manifest(
             folder,
             stage="convert",
-            source=_source_record(opened, work.source_hashes, sha256),
+            source={**_source_record(opened, work.source_hashes, sha256), **read},
             options=options,
             libraries=LIBRARIES,
-            result={"files": hash_folder(folder, known=work.output_hashes)},
+            result={"files": hash_folder(folder, known=work.output_hashes), "layers": layers},
         )
-        journal.remove()
+        clear(folder, only={JOURNAL_NAME, STORE_NAME})
     return ConversionResult(todo, manifest, left_behind, work.resumed)
+
+
+def check_request(
+    source: str | Path,
+    *,
+    kv_heads: int,
+    method: str | None = None,
+    calibration: Sequence[str | Path] = (),
+    calibration_tokens: int = CALIBRATION_TOKENS,
+    refine: int = 0,
+    grouping: str = "contiguous",
+    seed: int = 0,
+) -> None:
+    """Refuse what `convert` would refuse, but for what it finds in weights and text.
+
+    Raises:
+        CheckpointError: the source is damaged or contradicts itself.
+        FamilyError: the source has no KV heads that can be merged.
+        PlanError: `kv_heads` or `method` is not possible, or there is no text where it is needed.
+    """
+    text = Calibration(calibration, calibration_tokens, refine, grouping)
+    plan(source, kv_heads=kv_heads, method=text.method(method), seed=seed)
 
 
 def _request(checkpoint: Checkpoint, todo: Plan, options: Mapping[str, Any]) -> dict[str, Any]:

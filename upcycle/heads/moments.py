@@ -98,8 +98,8 @@ class MomentCollector:
     """
 
     def __init__(self, weights: AttentionWeights, *, attended_heads: int = 0) -> None:
+        self.attended_heads = attended_heads
         self._weights = weights
-        self._block = attended_heads
         self._sums: dict[str, Tensor] = {}
         self._tokens = 0
         self._attended_tokens = 0
@@ -132,13 +132,15 @@ class MomentCollector:
 
     def add_attended(self, x: Tensor, probabilities: Tensor) -> None:
         """Count one sequence x [T, D] under attention probabilities [H, T, T] (query, key)."""
-        assert self._block, "attended moments were not asked for"
+        assert self.attended_heads, "attended moments were not asked for"
         values = self._values(x)  # [K, e, T]
         group = self._weights.num_attention_heads // self._weights.num_key_value_heads
         moments, sums = [], []
         for head, weights in enumerate(probabilities):
-            start = head // group // self._block * self._block
-            attended = values[start : start + self._block].flatten(0, 1) @ weights.mT  # [m, T]
+            start = head // group // self.attended_heads * self.attended_heads
+            attended = (
+                values[start : start + self.attended_heads].flatten(0, 1) @ weights.mT
+            )  # [m, T]
             moments.append((attended @ attended.mT).double().cpu())
             sums.append(attended.sum(-1))
         self._add("attended", torch.stack(moments))

@@ -17,14 +17,13 @@ import xxhash
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, hash_folder, write_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
 from upcycle.checkpoint.staging import locked, staged, writing
-from upcycle.conversion.run import convert
+from upcycle.conversion.run import check_request, convert
+from upcycle.data.documents import packaged_text
 from upcycle.families import shape_of
-from upcycle.heads.methods import get_method
 from upcycle.pipeline.layout import Layout, check_inputs
 from upcycle.pipeline.records import Records
-from upcycle.planning import plan
 from upcycle.progress import Watcher, ignore
-from upcycle.recipe.schema import Recipe
+from upcycle.recipe.schema import BUILTIN, Recipe
 from upcycle.report.build import build_report
 from upcycle.report.render import write_report
 
@@ -98,8 +97,7 @@ def run(
     layout = Layout(recipe.output)
     source = resolve(recipe.source)
     check_inputs(layout.output, [source, *recipe.texts, *inputs])
-    get_method(recipe.convert.method)
-    plan(source, **recipe.convert.model_dump())
+    check_request(source, **recipe.convert.model_dump())
     with writing(layout.output):
         layout.output.mkdir(parents=True, exist_ok=True)
     with locked(layout.output.resolve(), layout.output):
@@ -151,8 +149,8 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
         Stage(
             "convert",
             layout.converted,
-            recipe.convert.model_dump(mode="json"),
-            lambda: {"source": source_hash},
+            _without_paths(recipe.convert.model_dump(mode="json")),
+            lambda: {"source": source_hash, "text": _calibration(recipe)},
             convert_stage,
         )
     )
@@ -287,6 +285,14 @@ def _content(path: Path) -> str | dict[str, str]:
     return hash_folder(path) if path.is_dir() else hash_file(path)
 
 
+def _calibration(recipe: Recipe) -> list[str | dict[str, str]]:
+    """Hashes of the text that the conversion measures on."""
+    return [
+        _content(packaged_text("calibration") if str(path) == BUILTIN else path)
+        for path in recipe.convert.calibration
+    ]
+
+
 def _made(folder: Path) -> str:
     """The hash of a made folder's manifest, which holds the hashes of its files."""
     return hash_file(folder / MANIFEST_NAME)
@@ -294,7 +300,7 @@ def _made(folder: Path) -> str:
 
 def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
     """Options without the paths of text, whose content is hashed instead."""
-    kept = {key: value for key, value in options.items() if key != "text"}
+    kept = {key: value for key, value in options.items() if key not in ("text", "calibration")}
     if "data" in kept:
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "sources"}
     return kept

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from upcycle.checkpoint.reader import HUB_ID
 from upcycle.errors import RecipeError, UpcycleError
-from upcycle.recipe.schema import Recipe
+from upcycle.recipe.schema import BUILTIN, Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
 
 
@@ -179,9 +179,14 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
             for index, source in enumerate(sources)
             if isinstance(source, dict) and "path" in source
         ]
-    texts = _get(_get(value, "evaluate"), "text")
-    if isinstance(texts, list):
-        slots += [(texts, index, ("evaluate", "text", index)) for index in range(len(texts))]
+    for section, key in (("convert", "calibration"), ("evaluate", "text")):
+        texts = _get(_get(value, section), key)
+        if isinstance(texts, list):
+            slots += [
+                (texts, index, (section, key, index))
+                for index, text in enumerate(texts)
+                if text != BUILTIN
+            ]
     return slots
 
 

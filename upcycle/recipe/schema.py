@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+BUILTIN = "builtin"  # as calibration text: the text that comes with the package
 # Strict scalars (no "5" for 5, no True for 1) inside sequences and paths that YAML can write.
 PathValue = Annotated[Path, Field(strict=False)]
 Positive = Annotated[int, Field(gt=0)]
@@ -26,12 +27,20 @@ class ConvertRecipe(Section):
 
     Attributes:
         kv_heads: KV heads of the converted model.
-        method: a conversion method's registered name.
-        seed: for methods that draw numbers.
+        method: a conversion method's registered name; `mean`, or `lowrank` with calibration.
+        calibration: text to measure on; "builtin" is a short text that comes with the package.
+        calibration_tokens: how many tokens of it.
+        refine: optimiser steps that fit each layer's attention to the source's.
+        grouping: "contiguous" or "search".
+        seed: for methods that draw numbers, and the choice of calibration text.
     """
 
     kv_heads: Positive
-    method: str = "mean"
+    method: str | None = None
+    calibration: Annotated[tuple[PathValue, ...], Field(strict=False)] = ()
+    calibration_tokens: Positive = 32_768
+    refine: NonNegative = 0
+    grouping: Literal["contiguous", "search"] = "contiguous"
     seed: Seed = 0
 
 
@@ -222,4 +231,6 @@ class Recipe(Section):
     def texts(self) -> list[Path]:
         """Every file or folder of text that the recipe reads."""
         trained_on = () if self.train is None else self.train.data.sources
-        return [*(source.path for source in trained_on), *self.evaluate.text]
+        calibration = (path for path in self.convert.calibration if str(path) != BUILTIN)
+        own = (source.path for source in trained_on)
+        return [*calibration, *own, *self.evaluate.text]

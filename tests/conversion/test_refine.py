@@ -1,0 +1,179 @@
+"""The fit of one layer: it closes gaps, never does harm, and gives the same bits every time."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conversion.streams import some_ids
+from tests.tiny import kv_settings, tiny_checkpoint
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion import refine as refine_module
+from upcycle.conversion.calibrated import CalibratedConversion, adds_attention
+from upcycle.conversion.layer_stream import LayerStream
+from upcycle.conversion.refine import Lesson, Refinement, refine
+from upcycle.errors import DataError, FamilyError
+from upcycle.planning import plan
+
+ROWS, LENGTH, HIDDEN = 16, 32, 12
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear_lesson() -> tuple[nn.Linear, Lesson]:
+    """A linear map near the one that makes the targets."""
+    module = nn.Linear(HIDDEN, HIDDEN)
+    true = draw(HIDDEN, HIDDEN, seed=1)
+    with torch.no_grad():
+        module.weight.copy_(true + 0.3 * draw(HIDDEN, HIDDEN, seed=2))
+        module.bias.zero_()
+    inputs = draw(ROWS, LENGTH, HIDDEN)
+    return module, Lesson(inputs, inputs @ true.T + 0.5, torch.ones(ROWS, LENGTH))
+
+
+def fit(
+    module: nn.Module, lesson: Lesson, steps: int = 300, dtype: torch.dtype = torch.float32
+) -> Refinement:
+    parameters = dict(module.named_parameters())
+    return refine(
+        module,
+        parameters,
+        lesson,
+        steps=steps,
+        seed=0,
+        device="cpu",
+        dtypes=dict.fromkeys(parameters, dtype),
+        tell=lambda step, error: None,
+    )
+
+
+def error(module: nn.Module, lesson: Lesson) -> float:
+    """Weighted squared error of the held-out rows, relative to their targets."""
+    held_out = lesson.split()[1]
+    with torch.no_grad():
+        wrong = (module(held_out.inputs) - held_out.targets).square().mean(-1) * held_out.weights
+    return (wrong.sum() / (held_out.targets.square().mean(-1) * held_out.weights).sum()).item()
+
+
+def test_it_finds_the_map_that_makes_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refine_module, "_BATCH_TOKENS", 128)
+    module, lesson = linear_lesson()
+    before = error(module, lesson)
+    result = fit(module, lesson)
+    assert result.before == pytest.approx(before, rel=1e-4)
+    assert result.after == pytest.approx(error(module, lesson), rel=1e-4)
+    assert result.after < 1e-4 * result.before
+
+
+def test_what_only_does_harm_leaves_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refine_module, "_STEP", 1e6)
+    module, lesson = linear_lesson()
+    weight = module.weight.detach().clone()
+    result = fit(module, lesson, steps=20)
+    assert (result.after, result.steps) == (result.before, 0)
+    assert torch.equal(module.weight, weight)
+
+
+def test_steps_to_infinity_leave_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refine_module, "_STEP", float("inf"))
+    module, lesson = linear_lesson()
+    weight = module.weight.detach().clone()
+    assert fit(module, lesson, steps=5).steps == 0
+    assert torch.equal(module.weight, weight)
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    fitted = []
+    for _ in range(2):
+        module, lesson = linear_lesson()
+        fit(module, lesson, steps=30)
+        fitted.append(module.weight.detach().clone())
+    assert torch.equal(*fitted)
+
+
+def test_it_is_judged_as_it_will_be_stored() -> None:
+    module, lesson = linear_lesson()
+    result = fit(module, lesson, dtype=torch.bfloat16)
+    assert torch.equal(module.weight, module.weight.to(torch.bfloat16).float())
+    assert result.after == pytest.approx(error(module, lesson), rel=1e-4)
+
+
+def test_tokens_without_weight_do_not_count() -> None:
+    module, lesson = linear_lesson()
+    lesson.weights[:, ::4] = 0
+    lesson.targets[:, ::4] = 1e4
+    assert fit(module, lesson).after < 1e-2
+
+
+def test_one_row_is_refused() -> None:
+    module, lesson = linear_lesson()
+    with pytest.raises(DataError, match="two rows"):
+        fit(module, lesson.rows(slice(1)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"),
+    [
+        ("llama", True),
+        ("qwen3", True),
+        ("mixtral", True),
+        ("granite", True),
+        ("olmo2", False),  # a norm after the attention
+        ("gemma2", False),
+        ("cohere", False),  # the MLP beside the attention
+        ("phi", False),
+        ("falcon_h1", False),
+    ],
+)
+def test_layers_that_add_their_attention_are_told_apart(
+    tmp_path: Path, model_type: str, expected: bool
+) -> None:
+    checkpoint = Checkpoint.open(tiny_checkpoint(tmp_path, model_type))
+    ids = some_ids()
+    stream = LayerStream(checkpoint, ids.shape[1], device="cpu")
+    hidden = stream.embed(ids)
+    for layer in stream.layers():
+        assert adds_attention(layer, hidden[:1]) is expected
+        layer.advance(hidden)
+
+
+def test_a_scaled_attention_is_not_added_as_it_is(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "granite", residual_multiplier=0.5)
+    ids = some_ids()
+    stream = LayerStream(Checkpoint.open(folder), ids.shape[1], device="cpu")
+    with stream.layer(0) as layer:
+        assert not adds_attention(layer, stream.embed(ids)[:1])
+
+
+@pytest.mark.parametrize("model_type", ["llama", "olmo2"])  # a fit of the attention, of the layer
+def test_later_layers_make_up_for_earlier_ones(tmp_path: Path, model_type: str) -> None:
+    """With everything but layer 1 exact, its fit would have nothing to do."""
+    checkpoint = Checkpoint.open(
+        tiny_checkpoint(tmp_path, model_type, **kv_settings(model_type, 8))
+    )
+    todo = plan(checkpoint, kv_heads=4, method="mean")
+    ids = some_ids(rows=16, length=32)
+    conversion = CalibratedConversion(checkpoint, todo, ids, refine_steps=100, device="cpu")
+    merged = list(conversion.layers())
+    for layer in merged:
+        assert layer.report.refinement is not None
+        assert layer.report.refinement.after < 0.95 * layer.report.refinement.before
+    _, hidden = conversion.state()
+    refined = (hidden["converted"] - hidden["source"]).norm()
+
+    plain = CalibratedConversion(checkpoint, todo, ids, refine_steps=1, device="cpu")
+    list(plain.layers())
+    _, hidden = plain.state()
+    assert refined < (hidden["converted"] - hidden["source"]).norm()
+
+
+def test_attention_that_is_taken_apart_in_memory_is_refused(tmp_path: Path) -> None:
+    settings = kv_settings("sarvam_moe", 8)
+    checkpoint = Checkpoint.open(tiny_checkpoint(tmp_path, "sarvam_moe", **settings))
+    todo = plan(checkpoint, kv_heads=4, method="mean")
+    conversion = CalibratedConversion(checkpoint, todo, some_ids(), refine_steps=1, device="cpu")
+    with pytest.raises(FamilyError, match="sarvam_moe"):
+        list(conversion.layers())

@@ -1,0 +1,313 @@
+"""Convert a model's attention by calibration text, in one pass over its layers.
+
+Two streams of hidden states run side by side, the source's and that of what has been converted so
+far. Each layer is merged by the moments of the source's, then fitted (where that is asked for) to
+make up, on the activations that it will really get, for what the layers before it have lost.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from upcycle.attention import AttentionWeights
+from upcycle.checkpoint.nonfinite import count_nonfinite
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.calibration import counting
+from upcycle.conversion.layer_stream import LayerStream, ResidentLayer
+from upcycle.conversion.observed_attention import AttentionCall, observed
+from upcycle.conversion.refine import Lesson, Refinement, Run, refine
+from upcycle.errors import CheckpointError, FamilyError
+from upcycle.families import Role, family_in
+from upcycle.heads.grouping import search_groups
+from upcycle.heads.methods import MergeRequest, MergeSteps, get_method
+from upcycle.heads.moments import LayerMoments, MomentCollector
+from upcycle.heads.permute import permute_kv_heads
+from upcycle.heads.residuals import LayerResiduals, Residual
+from upcycle.planning import Plan
+from upcycle.progress import Progress, Watcher, ignore
+
+_SAME = 1e-3  # relative difference of two outputs that count as equal
+_SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What was done to a layer, and what it cost.
+
+    Attributes:
+        layer: which layer of the model it is.
+        keys: what the method did to keys; its name where it does the same to all layers.
+        values: the same for values.
+        order: the source's KV heads in the order in which contiguous groups of them share one.
+        residual: what no shared head can carry.
+        refinement: what the fit reached, or None where there was none.
+    """
+
+    layer: int
+    keys: str
+    values: str
+    order: tuple[int, ...]
+    residual: Residual
+    refinement: Refinement | None = None
+
+
+@dataclass(frozen=True)
+class MergedLayer:
+    """A merged layer.
+
+    Attributes:
+        layer: which layer of the model it is.
+        tensors: the attention's new tensors by role, in the dtypes that are stored.
+        report: what was done.
+    """
+
+    layer: int
+    tensors: Mapping[Role, Tensor]
+    report: LayerReport
+
+
+class CalibratedConversion:
+    """The two streams, and the layers made of them.
+
+    Args:
+        checkpoint: as opened, or a retargeted view.
+        todo: a plan that lowers the number of KV heads.
+        rows: [B, T] token ids, see `calibration_rows`.
+        refine_steps: of the optimiser, for each layer; 0 for none.
+        search: whether to search which heads share one, instead of neighbours.
+        device: where layers run.
+
+    Raises:
+        CheckpointError: tensors of the class are missing or have another shape.
+        FamilyError: the class's attention has a feature that is not expressed here.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        todo: Plan,
+        rows: Tensor,
+        *,
+        refine_steps: int = 0,
+        search: bool = False,
+        device: str = "auto",
+    ) -> None:
+        assert todo.num_key_value_heads < todo.source_shape.num_key_value_heads
+        self._checkpoint = checkpoint
+        self._plan = todo
+        self._family = family_in(checkpoint)
+        self._method = get_method(todo.method)
+        self._steps = refine_steps
+        self._search = search
+        self._next = 0
+        self._source = LayerStream(checkpoint, rows.shape[1], device=device)
+        self._hidden = {"source": self._source.embed(rows)}
+        if refine_steps:
+            # The other stream is of use to the fit alone.
+            config: dict[str, Any] = {**checkpoint.config, **todo.config_edits}
+            converted = replace(checkpoint, config=config)
+            self._converted = LayerStream(converted, rows.shape[1], device=device)
+            self._hidden["converted"] = self._hidden["source"].clone()
+
+    def state(self) -> tuple[int, dict[str, Tensor]]:
+        """The next layer, and the hidden states that it gets: all that the rest depends on."""
+        return self._next, self._hidden
+
+    def restore(self, next_layer: int, hidden: Mapping[str, Tensor]) -> None:
+        """Go on from a `state` of the same conversion."""
+        self._next = next_layer
+        self._hidden = dict(hidden)
+
+    def layers(self, watch: Watcher = ignore) -> Iterator[MergedLayer]:
+        """Each attention layer that is not made yet, in order.
+
+        Args:
+            watch: told the layers that are done, with fractions while one is being fitted.
+
+        Raises:
+            CheckpointError: a tensor is missing or not finite.
+            DataError: refinement with one row, which leaves none to hold out.
+            FamilyError: refinement of a class that has its attention in other tensors than files.
+        """
+        for index in range(self._next, self._source.num_layers):
+            # What the attention's output will have to make up for, first; then with it.
+            gap = self._hidden["source"] - self._hidden["converted"] if self._steps else None
+            merged = self._merge(index, gap)
+            if gap is not None:
+                merged = self._advance_converted(index, merged, gap, watch)
+            self._next = index + 1
+            self._tell(watch, self._next)
+            if merged is not None:
+                yield merged
+
+    def _tell(self, watch: Watcher, done: float, note: str = "") -> None:
+        watch(Progress("calibrate", done, self._source.num_layers, "layers", note))
+
+    def _merge(self, index: int, gap: Tensor | None) -> MergedLayer | None:
+        """Run the source's layer, add its attention's output to the gap, and merge it."""
+        with self._source.layer(index) as layer:
+            if layer.attention is None:
+                layer.advance(self._hidden["source"])
+                return None
+            weights = self._read(index)  # refuses what is not finite
+            collector = MomentCollector(self._source.attention_weights(index))
+            count = counting(collector)
+            left = iter(() if gap is None else torch.split(gap, layer.chunk_rows))
+
+            def observer(call: AttentionCall) -> None:
+                count(call)
+                for rows in islice(left, 1):
+                    rows.add_(call.output.to(rows.device))
+
+            layer.advance(self._hidden["source"], observer)
+        return self._merge_weights(index, weights, collector.moments())
+
+    def _merge_weights(
+        self, index: int, weights: AttentionWeights, moments: LayerMoments
+    ) -> MergedLayer:
+        todo, groups = self._plan, self._plan.num_key_value_heads
+        residuals = LayerResiduals(weights, moments)
+        order = list(range(weights.num_key_value_heads))
+        if self._search:
+            order = search_groups(residuals.cost, len(order), groups, seed=todo.seed)
+            weights, moments = permute_kv_heads(weights, order), moments.select(order)
+        request = MergeRequest(
+            num_key_value_heads=groups,
+            layer=index,
+            seed=todo.seed,
+            initializer_range=todo.initializer_range,
+            moments=moments,
+        )
+        steps = MergeSteps(todo.method, todo.method)
+        if self._method.steps is not None:
+            steps = self._method.steps(weights)
+        report = LayerReport(
+            layer=index,
+            keys=steps.keys,
+            values=steps.values,
+            order=tuple(order),
+            residual=residuals.of_groups(groups, order),
+        )
+        tensors = self._family.write(self._method.merge(weights, request))
+        return MergedLayer(index, tensors, report)
+
+    def _advance_converted(
+        self, index: int, merged: MergedLayer | None, target: Tensor, watch: Watcher
+    ) -> MergedLayer | None:
+        """Fit the merged layer, and run it."""
+        names = self._family.tensor_names(index, self._plan.target_shape)
+        tensors = {} if merged is None else merged.tensors
+        replaced = {names[role]: tensor for role, tensor in tensors.items()}
+        with self._converted.layer(index, replaced) as layer:
+            if merged is not None:
+                refinement = self._fit(layer, target, tensors, watch)
+                tensors = {
+                    role: layer.parameters[role].detach().cpu().to(tensor.dtype)
+                    for role, tensor in tensors.items()
+                }
+                report = replace(merged.report, refinement=refinement)
+                merged = MergedLayer(index, tensors, report)
+            layer.advance(self._hidden["converted"])
+        return merged
+
+    def _fit(
+        self,
+        layer: ResidentLayer,
+        target: Tensor,
+        tensors: Mapping[Role, Tensor],
+        watch: Watcher,
+    ) -> Refinement:
+        """Fit the attention's output; or the layer's, where that is not a sum with it."""
+        assert layer.attention is not None
+        if any(layer.parameters[role].shape != tensor.shape for role, tensor in tensors.items()):
+            raise FamilyError(
+                "transformers takes this model's attention tensors apart when it loads them",
+                where=f"model_type {self._plan.model_type}",
+                fix="convert it without --refine",
+            )
+        source, hidden = self._hidden["source"], self._hidden["converted"]
+        run: Run
+        if adds_attention(layer, hidden[:1].to(layer.device)):
+            inputs, call = _attention_inputs(layer, hidden)
+            run = partial(call.run, layer.attention)
+        else:
+            run, inputs, target = layer.forward, hidden, source
+
+        def tell(step: int, error: float) -> None:
+            self._tell(watch, layer.index + step / self._steps, f"error {error:.2%}")
+
+        # The next norm divides by the size of a token's hidden state: so does its error.
+        weights = 1 / source.square().mean(-1).clamp_min(_SMALLEST)
+        return refine(
+            run,
+            layer.parameters,
+            Lesson(inputs, target, weights),
+            steps=self._steps,
+            seed=self._plan.seed * 1_000_003 + layer.index,
+            device=layer.device,
+            dtypes={role: tensor.dtype for role, tensor in tensors.items()},
+            tell=tell,
+        )
+
+    def _read(self, index: int) -> AttentionWeights:
+        names = self._family.tensor_names(index, self._plan.source_shape)
+        for name in names.values():
+            if count := count_nonfinite(self._checkpoint, name):
+                raise CheckpointError(
+                    f"{name} of layer {index} has values that are NaN or infinite ({count:,})",
+                    where=f"{self._checkpoint.folder}, {name}",
+                    fix="fetch the weights again",
+                )
+        tensors = {role: self._checkpoint.read(name) for role, name in names.items()}
+        return self._family.read(tensors, self._plan.source_shape)
+
+
+@torch.no_grad()
+def _attention_inputs(layer: ResidentLayer, hidden: Tensor) -> tuple[Tensor, AttentionCall]:
+    """What a layer's attention gets for hidden states [B, T, D], and one of its calls."""
+    assert layer.attention is not None
+    calls: list[AttentionCall] = []
+    inputs = []
+    with observed(layer.attention, calls.append):
+        for rows in torch.split(hidden, layer.chunk_rows):
+            layer.forward(rows.to(layer.device))
+            inputs.append(calls[-1].inputs.to(hidden.device))
+            del calls[:-1]
+    return torch.cat(inputs), calls[0]
+
+
+@torch.no_grad()
+def adds_attention(layer: ResidentLayer, hidden: Tensor) -> bool:
+    """Whether a layer adds its attention's output to its hidden states before all else.
+
+    Then, and only then, a shift of one is a shift of the other. It is not where the output is
+    scaled or normalised first, or where the MLP reads the hidden states beside it.
+
+    Args:
+        layer: with attention.
+        hidden: [1, T, D] some hidden states.
+    """
+    assert layer.attention is not None
+    calls: list[AttentionCall] = []
+    with observed(layer.attention, calls.append):
+        plain = layer.forward(hidden)
+    output, shift = calls[0].output, hidden.roll(1, -1)
+
+    def with_output(hidden: Tensor, output: Tensor) -> Tensor:
+        def instead(_: nn.Module, __: Any, given: Any) -> Any:
+            return (output, *given[1:]) if isinstance(given, tuple) else output
+
+        assert layer.attention is not None
+        hook = layer.attention.register_forward_hook(instead)
+        try:
+            return layer.forward(hidden)
+        finally:
+            hook.remove()
+
+    one, other = with_output(hidden + shift, output), with_output(hidden, output + shift)
+    return bool((one - other).norm() <= _SAME * (one - plain).norm())
