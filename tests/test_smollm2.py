@@ -34,8 +34,9 @@ def test_multi_query_is_verified_and_compared_on_english_text(
     run("-m", "upcycle", "convert", smollm2, merged, "--kv-heads", 1)
     checks = json.loads(run("-m", "upcycle", "verify", smollm2, merged, "--json"))
     assert checks["passed"]
-    text, report = tmp_path / "english.jsonl", tmp_path / "report"
-    run("scripts/make_english_text.py", text)
+    english, report = tmp_path / "english", tmp_path / "report"
+    run("scripts/make_english_text.py", english)
+    text = english / "heldout.jsonl"
     arguments = ["eval", smollm2, kept, merged, "--out", report, "--text", text, "--json"]
     result = json.loads(run("-m", "upcycle", *arguments, "--max-tokens", 2000))
     original, same, few = result["comparison"]["models"]
