@@ -145,7 +145,7 @@ def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
                         1 - lost / lost_by_mean,
                         seconds,
                         peak,
-                    )  # fmt: skip
+                    )
                 )
                 print(rows[-1], flush=True)
     return source.nll, rows

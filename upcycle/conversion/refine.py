@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from upcycle.errors import DataError
 from upcycle.families import Role
 
-_STEP = 1e-2  # of a tensor's root mean square: the largest change of an entry in one step
+_STEP = 6e-2  # of a tensor's root mean square: the largest change of an entry in one step
 _SMALLEST_STEP = 1e-5  # for tensors of zeros
 _WARMUP = 0.05  # of the steps
 _LAST = 0.05  # of the largest change is what the last step makes
@@ -52,6 +52,10 @@ class Lesson:
     def rows(self, chosen: "slice | Tensor") -> "Lesson":
         """Some of the rows."""
         return Lesson(self.inputs[chosen], self.targets[chosen], self.weights[chosen])
+
+    def to(self, device: str) -> "Lesson":
+        """The same on a device."""
+        return Lesson(self.inputs.to(device), self.targets.to(device), self.weights.to(device))
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,12 @@ def refine(
     Raises:
         DataError: there are too few rows to hold one out.
     """
-    fitted, held_out = lesson.split()
+    fitted, held_out = lesson.to(device).split()
     tensors = list(parameters.values())
     rounding = [dtypes[role] for role in parameters]
     best = [tensor.detach().clone() for tensor in tensors]
     rows = max(1, _BATCH_TOKENS // lesson.inputs.shape[1])
-    before = after = _error(run, held_out, rows, device)
+    before = after = _error(run, held_out, rows)
     kept = 0
     optimizer = torch.optim.Adam(
         [{"params": [tensor], "lr": _largest_step(tensor)} for tensor in tensors],
@@ -116,11 +120,11 @@ def refine(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     batches = _batches(len(fitted.inputs), rows, seed)
-    scale = float(_energy(fitted).clamp_min(torch.finfo(torch.float32).tiny))
+    scale = max(_energy(fitted), torch.finfo(torch.float32).tiny)
     every = max(1, steps // _CHECKS)
     for step in range(1, steps + 1):
         batch = fitted.rows(next(batches))
-        loss = _squared_error(run, batch, device) / (scale * batch.weights.numel())
+        loss = _squared_error(run, batch) / (scale * batch.weights.numel())
         gradients = torch.autograd.grad(loss, tensors)
         for tensor, gradient in zip(tensors, gradients, strict=True):
             tensor.grad = gradient
@@ -130,7 +134,7 @@ def refine(
             continue
         exact = [tensor.detach().clone() for tensor in tensors]
         _set(tensors, [t.to(d).to(t.dtype) for t, d in zip(exact, rounding, strict=True)])
-        error = _error(run, held_out, rows, device)
+        error = _error(run, held_out, rows)
         if error < after:
             after, kept = error, step
             best = [tensor.detach().clone() for tensor in tensors]
@@ -164,26 +168,27 @@ def _batches(rows: int, size: int, seed: int) -> Iterator[Tensor]:
         left = left[size:]
 
 
-def _squared_error(run: Run, lesson: Lesson, device: str) -> Tensor:
-    error = run(lesson.inputs.to(device)) - lesson.targets.to(device)
-    return (error.square().mean(-1) * lesson.weights.to(device)).sum()
+def _squared_error(run: Run, lesson: Lesson) -> Tensor:
+    error = run(lesson.inputs) - lesson.targets
+    return (error.square().mean(-1) * lesson.weights).sum()
 
 
-def _energy(lesson: Lesson) -> Tensor:
+def _energy(lesson: Lesson) -> float:
     """The weighted mean square of the targets."""
-    chunks = zip(lesson.targets, lesson.weights, strict=True)
-    return sum(
-        ((t.square().mean(-1) * w).double().mean() for t, w in chunks), torch.zeros(())
-    ) / len(lesson.targets)
+    energies = [
+        float((targets.square().mean(-1) * weights).double().mean())
+        for targets, weights in zip(lesson.targets, lesson.weights, strict=True)
+    ]
+    return sum(energies) / len(energies)
 
 
 @torch.no_grad()
-def _error(run: Run, lesson: Lesson, rows: int, device: str) -> float:
+def _error(run: Run, lesson: Lesson, rows: int) -> float:
     """The weighted squared error relative to the targets' own size."""
     starts = range(0, len(lesson.inputs), rows)
     parts = (lesson.rows(slice(start, start + rows)) for start in starts)
-    total = sum(float(_squared_error(run, part, device)) for part in parts)
-    energy = float(_energy(lesson)) * lesson.weights.numel()
+    total = sum(float(_squared_error(run, part)) for part in parts)
+    energy = _energy(lesson) * lesson.weights.numel()
     return total / energy if energy else 0.0
 
 

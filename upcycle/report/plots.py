@@ -56,6 +56,33 @@ def loss_curve(training: Training) -> str:
     return _render("loss", draw)
 
 
+def losses_by_layer(layers: Sequence[Mapping[str, Any]]) -> str:
+    """What merging left behind in each layer, as a calibrated conversion measured it.
+
+    Args:
+        layers: `result.layers` of the conversion's manifest.
+    """
+
+    def draw(axes: "Axes") -> None:
+        numbers = [layer["layer"] for layer in layers]
+        lines = {
+            "keys lost": [layer["residual"]["keys"] for layer in layers],
+            "values lost": [layer["residual"]["values"] for layer in layers],
+        }
+        refined = [layer["refinement"] for layer in layers]
+        if all(refined):
+            lines["output error before refining"] = [fit["before"] for fit in refined]
+            lines["output error after"] = [fit["after"] for fit in refined]
+        for index, (label, values) in enumerate(lines.items()):
+            axes.plot(numbers, [100 * v for v in values], label=label, **_series(index))
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("layer")
+        axes.set_ylabel("energy, %")
+
+    return _render("layers", draw)
+
+
 def kl_by_position(models: Sequence[Mapping[str, Any]]) -> str:
     """Mean KL of each candidate over the context that a token had."""
 

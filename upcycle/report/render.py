@@ -46,6 +46,11 @@ def render_html(document: ReportDocument) -> str:
     }
     if training:
         drawn["loss_curve"] = plots.loss_curve(training)
+    manifests = [entry["manifest"] or {} for entry in document["provenance"]]
+    layers = [manifest.get("result", {}).get("layers") for manifest in manifests]
+    measured = next((found for found in layers if found), None)
+    if measured:
+        drawn["losses_by_layer"] = plots.losses_by_layer(measured)
     template = _environment(autoescape=True).get_template("report.html.j2")
     svgs = {name: Markup(svg) for name, svg in drawn.items()}
     return template.render(_view(document), plots=svgs)

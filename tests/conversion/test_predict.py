@@ -1,0 +1,67 @@
+"""What each number of KV heads would cost is known before converting."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.tiny import tiny_checkpoint
+from upcycle.cli import app as cli
+from upcycle.conversion.predict import predict
+from upcycle.conversion.run import convert
+
+TEXT = " ".join(f"word{i % 97} {i * i % 1013}" for i in range(900))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_fewer_heads_cost_more_and_conversion_measures_the_same(tmp_path: Path, text: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", "qwen2")
+    found = predict(source, calibration=[text], tokens=1024, device="cpu")
+    assert found.kv_heads == (4, 2, 1)
+    assert found.tokens == 1024
+    for layer in found.layers:
+        keys = [layer.residuals[g].keys for g in found.kv_heads]
+        values = [layer.residuals[g].values for g in found.kv_heads]
+        assert keys == sorted(keys)
+        assert values == sorted(values)
+        assert 0 < values[0] < values[-1] < 1
+    result = convert(
+        source, tmp_path / "out", kv_heads=2, calibration=[text], calibration_tokens=1024
+    )
+    for layer, made in zip(found.layers, result.manifest["result"]["layers"], strict=True):
+        assert made["residual"]["keys"] == pytest.approx(layer.residuals[2].keys, rel=1e-9)
+        assert made["residual"]["values"] == pytest.approx(layer.residuals[2].values, rel=1e-9)
+
+
+def test_equal_heads_cost_nothing(tmp_path: Path, text: Path) -> None:
+    grouped = tiny_checkpoint(tmp_path / "grouped", num_key_value_heads=2)
+    convert(grouped, tmp_path / "raised", kv_heads=8)
+    found = predict(tmp_path / "raised", calibration=[text], tokens=512)
+    for layer in found.layers:
+        for g in (4, 2):
+            assert layer.residuals[g].keys < 1e-6
+            assert layer.residuals[g].values < 1e-6
+        assert layer.residuals[1].values > 1e-2
+
+
+def test_the_command_prints_every_layer_and_json(tmp_path: Path, text: Path) -> None:
+    from importlib import import_module
+
+    for name in cli.COMMANDS:
+        import_module(f"upcycle.cli.{name}")
+    source = tiny_checkpoint(tmp_path / "source")
+    arguments = ["predict", str(source), "--calibration", str(text), "--calibration-tokens", "512"]
+    shown = CliRunner().invoke(cli.app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "2 KV heads: K / V" in shown.output
+    assert "mean" in shown.output
+    data = json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"]).stdout)
+    assert [layer["layer"] for layer in data["layers"]] == [0, 1]
+    assert set(data["mean"]) == {"1", "2", "4"}
