@@ -36,7 +36,6 @@ from upcycle.heads.gauge import scramble
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "recipes" / "leaderboard"
-SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,16 @@ class Row:
     peak_mib: int
 
 
-def variants(tokens: int, steps: int, contest: Contest) -> Iterator[tuple[list[str], int]]:
+def variants(contest: Contest, args: argparse.Namespace) -> Iterator[tuple[list[str], int]]:
     """The options of each conversion, and its seed."""
-    text = ["--calibration", contest.calibration, "--calibration-tokens", str(tokens)]
+    text = ["--calibration", contest.calibration, "--calibration-tokens", str(args.tokens)]
     yield ["--method", "mean"], 0
     yield ["--method", "procrustes", *text], 0
     yield ["--method", "lowrank", *text], 0
     yield ["--method", "lowrank", "--grouping", "search", *text], 0
-    if steps:
-        for seed in SEEDS:
-            yield ["--method", "lowrank", "--refine", str(steps), *text], seed
+    if args.refine:
+        for seed in range(args.seeds):
+            yield ["--method", "lowrank", "--refine", str(args.refine), *text], seed
 
 
 # Runs a command from a small process, whose memory would otherwise count as the command's.
@@ -123,7 +122,7 @@ def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
     with tempfile.TemporaryDirectory() as folder:
         for kv_heads in contest.kv_heads:
             lost_by_mean = 0.0
-            for options, seed in variants(args.tokens, args.refine, contest):
+            for options, seed in variants(contest, args):
                 out = Path(folder) / f"{len(rows)}"
                 chosen = ["--kv-heads", str(kv_heads), "--seed", str(seed), *options]
                 seconds, peak = measure(contest, chosen, out, args.device)
@@ -265,6 +264,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--heldout-tokens", type=int, default=16_000)
     parser.add_argument("--refine", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3, help="of the refined conversions")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     if args.name == "scrambled":
@@ -274,7 +274,7 @@ def main() -> None:
     name = Path(args.name).name
     document = {
         "command": f"python scripts/leaderboard.py {args.name} --tokens {args.tokens}"
-        f" --refine {args.refine}",
+        f" --refine {args.refine} --seeds {args.seeds}",
         "measured": datetime.date.today().isoformat(),
         "machine": machine(args.device),
         "tokens": args.tokens,
