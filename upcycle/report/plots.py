@@ -76,7 +76,7 @@ def losses_by_layer(layers: Sequence[Mapping[str, Any]]) -> str:
         for index, (label, values) in enumerate(lines.items()):
             axes.plot(numbers, [100 * v for v in values], label=label, **_series(index))
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("layer")
         axes.set_ylabel("energy, %")
 
