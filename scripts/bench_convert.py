@@ -2,6 +2,7 @@
 
     python scripts/bench_convert.py                 # about five minutes, 20 GB of disk
     python scripts/bench_convert.py --size 1GB      # a quick look; limits are for the full size
+    python scripts/bench_convert.py --readme        # its table goes into the README
 
 The source is generated: Llama-2-7B's shapes with fewer layers, bf16, 8 shards, in the page cache
 when the clock starts. Each round times, one after the other on the same disk:
@@ -88,6 +89,8 @@ model.config.num_key_value_heads = kv_heads
 model.save_pretrained(output)
 print(time.perf_counter() - begin)
 """
+README = Path(__file__).resolve().parents[1] / "README.md"
+MARKERS = ("<!-- bench-convert:begin -->", "<!-- bench-convert:end -->")
 PLAN = """
 import sys
 from upcycle.cli import main
@@ -272,11 +275,29 @@ def ratio(what: str, numerator: float, denominator: float, limit: float) -> Limi
     return Limit(what, numerator / denominator, limit, f"{numerator:.2f} / {denominator:.2f} s")
 
 
+def markdown(limits: list[Limit], setting: str) -> str:
+    """The result as a table with its provenance."""
+    rows = ["| | measured | limit | |", "|---|--:|--:|---|"]
+    rows += [
+        f"| {limit.what} | {limit.measured:.3g} | {limit.limit:.3g} | {limit.text}"
+        f"{'' if limit.met else ' (missed)'} |"
+        for limit in limits
+    ]
+    return "\n".join([*rows, "", f"`python scripts/bench_convert.py`: {setting}."])
+
+
+def fill(readme: str, text: str) -> str:
+    """Put text between the markers."""
+    head, rest = readme.split(MARKERS[0])
+    return f"{head}{MARKERS[0]}\n{text}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="4GB", help="the least size of the source")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the files go for the time being")
+    parser.add_argument("--readme", action="store_true", help="put the table into the README")
     arguments = parser.parse_args()
     size = parse_bytes(arguments.size, where="--size")
     layers = 4
@@ -287,17 +308,22 @@ def main() -> None:
          if line.startswith("model name")),
         platform.processor(),
     )  # fmt: skip
-    print(
+    setting = (
         f"{weight_bytes(layers) / 1e9:.1f} GB of bf16 in {SHARDS} shards, {layers} layers, "
         f"H = {HEADS} -> {KV_HEADS}; {os.cpu_count()} cores, {cpu}, "
-        f"Python {platform.python_version()}, {datetime.date.today().isoformat()}"
+        f"Python {platform.python_version()}, {datetime.date.today().isoformat()}, "
+        f"median of {arguments.rounds}"
     )
+    print(setting)
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="bench-convert-") as folder:
         limits = bench(Path(folder), layers, arguments.rounds)
     print(f"{'':38}{'measured':>10}{'limit':>8}")
     for limit in limits:
         verdict = "ok" if limit.met else "FAILED"
         print(f"{limit.what:38}{limit.measured:>10.3g}{limit.limit:>8.3g}  {verdict:8}{limit.text}")
+    if arguments.readme:
+        readme = README.read_text(encoding="utf-8")
+        README.write_text(fill(readme, markdown(limits, setting)), encoding="utf-8")
     raise SystemExit(not all(limit.met for limit in limits))
 
 
