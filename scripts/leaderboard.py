@@ -199,33 +199,33 @@ def table(document: dict) -> str:
 
 
 def plot(document: dict, path: Path) -> None:
-    """Gap closed against seconds, a line for each number of KV heads."""
+    """The share of the gap that each method closes, in groups by the number of KV heads."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "upcycle", "font.size": 9})
     from matplotlib import pyplot
 
+    heads = list(dict.fromkeys(row["kv_heads"] for row in document["rows"]))
+    methods = [m for m in dict.fromkeys(row["options"] for row in document["rows"]) if m != "mean"]
     figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
-    for kv_heads in dict.fromkeys(row["kv_heads"] for row in document["rows"]):
-        rows = [row for row in document["rows"] if row["kv_heads"] == kv_heads]
-        rows.sort(key=lambda row: row["seconds"])
-        axes.plot(
-            [row["seconds"] for row in rows],
-            [100 * row["closed"] for row in rows],
-            marker="o",
-            label=f"{kv_heads} KV heads",
-        )
-        for row in rows:
-            if row["seed"] == 0:
-                axes.annotate(
-                    row["options"].replace("--", ""),
-                    (row["seconds"], 100 * row["closed"]),
-                    fontsize=6,
-                )
-    axes.set(xlabel="seconds", ylabel="gap of mean pooling closed, %", xscale="log")
-    axes.legend()
+    width = 0.8 / len(methods)
+    for index, method in enumerate(methods):
+        closed = []
+        for kv_heads in heads:
+            found = [
+                r for r in document["rows"] if (r["kv_heads"], r["options"]) == (kv_heads, method)
+            ]
+            closed.append(100 * sum(row["closed"] for row in found) / len(found))
+        places = [place + index * width for place in range(len(heads))]
+        bars = axes.bar(places, closed, width, label=method.replace("--", ""))
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+    centre = 0.4 - width / 2
+    axes.set_xticks([place + centre for place in range(len(heads))], [str(h) for h in heads])
+    axes.set(xlabel="KV heads", ylabel="gap of mean pooling closed, %", ylim=(0, 112))
+    figure.legend(ncols=4, fontsize=8, loc="outside upper center", frameon=False)
     figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def machine(device: str) -> str:
