@@ -248,6 +248,10 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
     assert manifest["options"] == {
         "kv_heads": 2,
         "method": "mean",
+        "calibration": [],
+        "calibration_tokens": None,
+        "refine": 0,
+        "grouping": "contiguous",
         "seed": 0,
         "dtype": None,
         "max_shard_size": None,
