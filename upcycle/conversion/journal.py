@@ -59,10 +59,6 @@ class Journal:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(shard)) + "\n")
 
-    def remove(self) -> None:
-        """Forget everything: the folder is complete."""
-        self._path.unlink()
-
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """The records up to the first one that is not whole."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,10 +55,6 @@ class LayerStore:
         with safe_open(path, framework="pt") as file:
             next_layer = int(file.metadata()["next_layer"])
             return next_layer, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-    def remove(self) -> None:
-        """Forget everything: every layer is in its file."""
-        shutil.rmtree(self._folder)
 
     def _path(self, layer: int) -> Path:
         return self._folder / f"{layer}.safetensors"

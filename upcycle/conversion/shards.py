@@ -86,10 +86,9 @@ class ShardWork:
                     finished = future.result()
                     if isinstance(finished, FinishedShard):
                         self._note(finished)
-            except BaseException:
+            finally:  # of use where one failed: the others need not go on
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                raise
         self.source_hashes = {name: scan.result() for name, scan in self._hashing.items()}
 
     def _note(self, shard: FinishedShard) -> None:
