@@ -110,7 +110,7 @@ def test_a_part_of_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * (1 << 15))
     data = path.read_bytes()
-    assert [len(chunk) for chunk in chunks_of(path)] == [1 << 20] * 8
+    assert [len(chunk) for chunk in chunks_of(path)] == [1 << 18] * 32
     assert b"".join(chunks_of(path, 5)) == data[5:]
     assert b"".join(chunks_of(path, 5, 10)) == data[5:15]
     with pytest.raises(CheckpointError, match="became shorter"):

@@ -14,7 +14,7 @@ from upcycle.errors import CheckpointError
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 
 
 def write_manifest(

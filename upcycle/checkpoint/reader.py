@@ -107,7 +107,7 @@ class Checkpoint:
         return tensor
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of one tensor as they lie on disk, undecoded, a few MiB at a time.
+        """The bytes of one tensor as they lie on disk, undecoded, a part at a time.
 
         Raises:
             CheckpointError: the file has become shorter.

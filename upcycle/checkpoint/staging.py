@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,11 +171,18 @@ def sync_tree(folder: Path) -> None:
         sync(Path(root))
 
 
-def sync(path: Path) -> None:
-    """Fsync one file or folder."""
+def sync(path: Path, *, keep_cached: bool = True) -> None:
+    """Fsync one file or folder.
+
+    Args:
+        path: the file or folder.
+        keep_cached: False lets the system use the file's memory for what is written next.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if not keep_cached and sys.platform == "linux":
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 

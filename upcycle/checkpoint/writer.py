@@ -15,6 +15,7 @@ from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CHUNK = 1 << 18  # a longer write takes the kernel longer per byte: it looks for larger pages
 _TORCH_DTYPES = {
     "F16": "float16",
     "BF16": "bfloat16",
@@ -69,7 +70,8 @@ class ShardWriter:
 
     def _write(self, data: bytes | memoryview) -> None:
         self._digest.update(data)
-        self._file.write(data)
+        for begin in range(0, len(data), _CHUNK):
+            self._file.write(data[begin : begin + _CHUNK])
 
 
 def write_index(folder: Path, layouts: Iterable[ShardLayout]) -> None:

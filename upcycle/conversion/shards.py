@@ -96,7 +96,9 @@ class ShardWork:
             self.resumed += 1
         else:
             self._journal.add(shard)
-        sync(self._folder / shard.name)  # while others are being written
+        # While others are being written; its memory is theirs, for fresh memory costs more than
+        # the writing, and a checkpoint would drive everything else out of the cache.
+        sync(self._folder / shard.name, keep_cached=False)
         self.output_hashes[shard.name] = shard.digest
 
     def _start_hashing(self, pool: ThreadPoolExecutor, name: str) -> None:

@@ -8,7 +8,7 @@ from upcycle.checkpoint.headers import TensorSpec, read_header
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.planning import Copy, Plan, PlannedShard
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 
 
 def differing_copies(source: Checkpoint, output: Checkpoint, todo: Plan) -> list[str]:
