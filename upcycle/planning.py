@@ -134,7 +134,7 @@ def plan(
         FamilyError: the model has no KV heads that can be merged.
         PlanError: `kv_heads` or `max_shard_size` is not possible.
     """
-    opened = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
+    opened = source if isinstance(source, Checkpoint) else Checkpoint.describe(source)
     checkpoint = retargeted(opened)
     family = family_in(checkpoint)
     refuse_remote_code(checkpoint.config, checkpoint.folder)

@@ -1,14 +1,24 @@
 """Hub ids: what is asked for, and what is said when it does not come."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    NotASafetensorsRepoError,
+    RepositoryNotFoundError,
+)
 
+from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint, resolve
 from upcycle.errors import CheckpointError
+from upcycle.kvcache.inspection import inspect_checkpoint
+from upcycle.kvcache.layout import config_of
+from upcycle.planning import plan
 
 
 def test_a_hub_id_without_network_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +89,52 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder") as caught:
         Checkpoint.open(tmp_path / "model.safetensors")
     assert "name a checkpoint folder" in caught.value.fix
+
+
+def test_a_description_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Counts, plans and capacity of a model on the Hub are those of its download."""
+    local = tiny_checkpoint(tmp_path / "local", max_shard_size="100KB")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    shutil.copy(local / "config.json", cache)
+    asked: list[str] = []
+
+    def fetch(hub_id: str, name: str) -> str:
+        asked.append(name)
+        return str(cache / name)
+
+    def headers(hub_id: str) -> Any:
+        files = {}
+        for path in local.glob("*.safetensors"):
+            data = path.read_bytes()
+            described = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            tensors = {
+                name: Mock(**info) for name, info in described.items() if name != "__metadata__"
+            }
+            files[path.name] = Mock(tensors=tensors, metadata=described["__metadata__"])
+        return Mock(files_metadata=files)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", headers)
+    described, whole = Checkpoint.describe("team/model"), Checkpoint.open(local)
+    assert asked == ["config.json"]
+    assert described.weight_bytes == whole.weight_bytes
+    assert inspect_checkpoint(described) == inspect_checkpoint(whole)
+    assert plan("team/model", kv_heads=2).operations == plan(local, kv_heads=2).operations
+    assert config_of("team/model") == whole.config
+
+
+def test_a_model_without_safetensors_cannot_be_described(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(hub_id: str) -> None:
+        raise NotASafetensorsRepoError("no")
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: tmp_path / "config.json")
+    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", refuse)
+    with pytest.raises(CheckpointError, match="NotASafetensorsRepoError") as caught:
+        Checkpoint.describe("team/model")
+    assert caught.value.fix == "name a model with safetensors weights"

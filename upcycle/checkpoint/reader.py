@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.files import FETCH_AGAIN, chunks_of, read_into, read_json_object
-from upcycle.checkpoint.foreign import WEIGHT_SUFFIXES, refuse_adapter, refuse_without_model
+from upcycle.checkpoint.foreign import refuse_adapter, refuse_without_model
 from upcycle.checkpoint.headers import TORCH_DTYPES, Header, TensorInfo, read_header
+from upcycle.checkpoint.hub import (
+    fetch_file,
+    fetch_headers,
+    fetch_snapshot,
+    is_hub_id,
+    is_offline,
+)
 from upcycle.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
-HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+")
 _SHARD_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.safetensors")
 
 
@@ -75,6 +81,20 @@ class Checkpoint:
         _check_index(folder, weight_map, tensors)
         return cls(folder, config_text, config, headers, tensors)
 
+    @classmethod
+    def describe(cls, source: str | Path) -> "Checkpoint":
+        """As `open`, but no weights of a Hub id are fetched: they cannot be read.
+
+        Raises:
+            CheckpointError: as for `open`.
+        """
+        if not _asks_hub(source):
+            return cls.open(source)
+        folder = resolve_config(source)
+        config_text, config = read_config(folder)
+        headers = tuple(fetch_headers(str(source), folder))
+        return cls(folder, config_text, config, headers, _all_tensors(folder, headers))
+
     @property
     def num_parameters(self) -> int:
         """Elements of all tensors."""
@@ -125,45 +145,26 @@ def resolve(source: str | Path) -> Path:
     folder = Path(source)
     if os.path.isdir(folder):
         return folder
-    if os.path.lexists(folder) or not HUB_ID.fullmatch(str(source)):
+    if os.path.lexists(folder) or not is_hub_id(source):
         raise CheckpointError(
             f"{source} is not a folder",
             where=os.path.abspath(folder),
             fix="name a checkpoint folder with config.json and safetensors files, or a Hub id",
         )
-    return _download(str(source))
+    return fetch_snapshot(str(source))
 
 
-def _download(hub_id: str) -> Path:
-    """A snapshot in the Hub's cache; weights that would not be read are not fetched."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+def resolve_config(source: str | Path) -> Path:
+    """The local folder of a source's `config.json`; of a Hub id nothing else is fetched.
 
-    foreign = [f"*{suffix}" for suffix in sorted(WEIGHT_SUFFIXES - {".safetensors"})]
-    try:
-        return Path(
-            snapshot_download(hub_id, ignore_patterns=[*foreign, "consolidated*.safetensors"])
-        )
-    except GatedRepoError as error:
-        fix = f"accept its terms at https://huggingface.co/{hub_id}, then run `hf auth login`"
-        reason: Exception = error
-    except RepositoryNotFoundError as error:
-        fix = "check the spelling; for a private model run `hf auth login` first"
-        reason = error
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        fix = "check the spelling, or download the model and name its folder"
-        reason = error
-    raise CheckpointError(
-        f"{hub_id} is no folder here, and the Hub did not give it: {type(reason).__name__}",
-        where=hub_id,
-        fix=fix,
-    ) from reason
+    Raises:
+        CheckpointError: as for `resolve`.
+    """
+    return fetch_file(str(source), CONFIG_FILE).parent if _asks_hub(source) else resolve(source)
+
+
+def _asks_hub(source: str | Path) -> bool:
+    return is_hub_id(source) and not os.path.lexists(source) and not is_offline()
 
 
 def read_config(folder: Path) -> tuple[str, dict[str, Any]]:

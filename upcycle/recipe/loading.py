@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from upcycle.checkpoint.reader import HUB_ID
+from upcycle.checkpoint.hub import is_hub_id
 from upcycle.errors import RecipeError, UpcycleError
 from upcycle.recipe.schema import BUILTIN, Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
@@ -162,8 +162,8 @@ def _resolve_paths(value: dict[str, Any], folder: Path, below: Location = ()) ->
         if is_below and isinstance(container[key], str):
             text = container[key]
             absolute = (folder / Path(text).expanduser()).resolve()
-            is_hub_id = location == ("source",) and not absolute.exists() and HUB_ID.fullmatch(text)
-            if not is_hub_id:
+            names_a_model = location == ("source",) and not absolute.exists() and is_hub_id(text)
+            if not names_a_model:
                 container[key] = str(absolute)
 
 
