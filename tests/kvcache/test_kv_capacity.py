@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import UpcycleError
-from upcycle.kvcache.capacity import Deployment, Fit, fit_requests
+from upcycle.kvcache.capacity import Fit, fit_requests
+from upcycle.kvcache.deployment import Deployment
 from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.weights import Weights
 

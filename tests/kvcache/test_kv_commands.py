@@ -1,6 +1,7 @@
 """`upcycle inspect` and `upcycle capacity` as a user calls them."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.kvcache.published import LLAMA_3_70B
+from tests.kvcache.published import DEEPSEEK_V2, LLAMA_3_70B
 from upcycle.checkpoint.headers import TensorSpec, header_bytes
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli import capacity as _capacity  # noqa: F401 - registers the command
@@ -20,6 +21,7 @@ from upcycle.families import family_of
 from upcycle.kvcache.inspection import inspect_checkpoint
 from upcycle.planning import plan
 
+HEAVY = {"torch", "transformers", "numpy", "jinja2"}
 CONFIG = {
     "model_type": "qwen2",
     "hidden_size": 32,
@@ -76,6 +78,24 @@ def test_weights_saved_are_those_of_the_plan(tmp_path: Path) -> None:
         assert choice.weight_bytes_saved == checkpoint.weight_bytes - planned
 
 
+def test_inspect_counts_every_choice_and_a_latent_beside(tmp_path: Path) -> None:
+    data = result_of("inspect", headers_only(tmp_path, CONFIG))
+    assert [counts["kv_heads"] for counts in data["counts"]] == [8, 4, 2, 1]
+    assert len({counts["core_macs"] for counts in data["counts"]}) == 1
+    assert data["latent_counts"]["elements_per_token_and_layer"] == 4 * 4 + 2
+    output = run("inspect", tmp_path).stdout
+    assert "MLA *" in output
+    assert "no conversion makes it" in output
+
+
+def test_inspect_counts_a_window_and_a_state_as_what_they_are(tmp_path: Path) -> None:
+    windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 100}
+    data = result_of("inspect", headers_only(tmp_path, windowed))
+    assert data["window_layers"] == 2
+    assert data["cache_bytes"] == 99 * data["choices"][1]["kv_bytes_per_token"]
+    assert "2 layers cache a window alone" in run("inspect", tmp_path).stdout
+
+
 def test_inspect_shows_a_table_for_people(tmp_path: Path) -> None:
     output = run("inspect", headers_only(tmp_path, CONFIG, dtype="F32")).stdout
     assert "GQA: 8 query heads, 4 KV heads, head_dim 4, 2 layers" in output
@@ -113,9 +133,65 @@ def test_capacity_takes_shrinking_weights_from_the_headers(tmp_path: Path) -> No
         assert fit["weight_bytes"] == plan(checkpoint, kv_heads=fit["kv_heads"]).output_bytes
 
 
+def test_capacity_of_a_latent_and_a_distribution_of_lengths(tmp_path: Path) -> None:
+    config = tmp_path / "deepseek.json"
+    config.write_text(json.dumps(DEEPSEEK_V2))
+    options = ["--weights", "472GB", "--gpu", "H200", "--gpus", "8", "--lengths", "512:7,8192:3"]
+    data = result_of("capacity", config, *options)
+    assert data["fits"][data["now"]]["kind"] == "MLA"
+    assert data["num_key_value_heads"] is None
+    assert data["deployment"]["context"] == 8192
+    assert data["fits"][0]["requests"] > data["fits"][0]["requests_at_context"]
+    table = run("capacity", config, *options).stdout
+    assert "latent (now)" in table
+    assert "if all grow to the context" in table
+    assert "step on H200" in table
+
+
+def test_capacity_names_what_is_stored_once_and_the_time_of_a_step(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_3_70B))
+    options = ["--weights", "140GB", "--gpu", "h100-sxm", "--gpus", "4", "--batch", "32"]
+    data = result_of("capacity", config, *options)
+    assert data["deployment"]["gpu_memory"] == 80 * 10**9
+    assert data["without_waste"] == [64, 32, 16, 8, 4]
+    (device,) = data["devices"]
+    for fit, seconds in zip(data["fits"], device["step_seconds"], strict=True):
+        assert seconds == pytest.approx(fit["decode_step_bytes"] / 4 / 3.35e12)
+    assert "https://" in device["source"]
+
+
+def test_capacity_tells_dtypes_windows_and_states(tmp_path: Path) -> None:
+    windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 100}
+    output = run("capacity", headers_only(tmp_path, windowed), "--gpu-memory", "1GB").stdout
+    assert "2 of 2 layers cache the latest 99 tokens alone" in output
+    assert "weights: BF16" in output
+    assert "F32 1.2 KiB" in output
+
+
+def test_capacity_as_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    folder = headers_only(tmp_path, CONFIG)
+    run("capacity", folder, "--gpu-memory", "1GB", "--html", page)
+    html = page.read_text()
+    assert "g=4 (now)" in html
+    assert html.count("data-choice>") == 4
+    outside = [word for word in re.findall(r"""(?:src|href)=["'][^"']*""", html) if "#" not in word]
+    assert outside == []
+    result = run("capacity", folder, "--gpu-memory", "1GB", "--html", tmp_path / "no" / "page.html")
+    assert result.exit_code == 2
+    assert "cannot write the page" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ([], "the memory of a GPU is not known"),
+        (["--gpu", "H1000"], "unknown device 'H1000'"),
+        (
+            ["--gpu", "H200", "--lengths", "5"],
+            "'' is not a length in tokens, or not how often it occurs",
+        ),
         (["--gpu-memory", "80GB", "--gpus", "0"], "gpus cannot be 0"),
         (["--gpu-memory", "80GB", "--context", "-1"], "context cannot be -1"),
         (["--gpu-memory", "80 GPUs"], "'80 GPUs' is not a memory size"),
@@ -154,7 +230,18 @@ def test_four_gigabytes_take_less_than_a_second_of_cpu(tmp_path: Path, options: 
     folder = headers_only(tmp_path, {**CONFIG, **layers, "hidden_size": 4096})
     assert (folder / "model.safetensors").stat().st_size > 4 * 10**9
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "upcycle", options[0], str(folder), *options[1:]]
-    subprocess.run(command, check=True, capture_output=True)
+    code = f"""
+import sys
+from upcycle.cli import main
+sys.argv = ["upcycle", {options[0]!r}, {str(folder)!r}, *{options[1:]!r}, "--quiet"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+print({HEAVY!r} & sys.modules.keys())
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1

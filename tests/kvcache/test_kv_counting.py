@@ -11,9 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import upcycle
+from tests.kvcache.published import DEEPSEEK_V2
 from upcycle.attention import AttentionShape, Rope, valid_kv_heads
 from upcycle.errors import CheckpointError, PlanError, UpcycleError
 from upcycle.families import shape_of
@@ -26,6 +32,8 @@ from upcycle.kvcache.counting import (
     kv_projection_parameters,
     parameters_saved,
 )
+from upcycle.kvcache.latent import Latent
+from upcycle.kvcache.layout import CacheLayout
 
 small = st.integers(1, 4)
 
@@ -74,13 +82,69 @@ def test_counts_are_those_of_loops(
 @given(shape=shapes())
 def test_core_macs_do_not_depend_on_kv_heads_and_savings_do(shape: AttentionShape) -> None:
     choices = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
-    counts = [count_attention(shape, kv_heads, length=7) for kv_heads in choices]
+    counts = count_attention(shape, length=7)
+    assert [count.kv_heads for count in counts] == choices[::-1]
     assert len({count.core_macs for count in counts}) == 1
     for count in counts:
         assert count.projection_parameters == kv_projection_parameters(
             replace(shape, num_key_value_heads=count.kv_heads)
         )
     assert parameters_saved(shape, shape.num_key_value_heads) == 0
+
+
+@given(shape=shapes(), window=st.none() | st.integers(1, 6), length=st.integers(1, 9), latent=small)
+def test_bytes_and_intensities_are_those_of_loops(
+    shape: AttentionShape, window: int | None, length: int, latent: int
+) -> None:
+    windows = (window,) * shape.num_layers
+    compressed = Latent(latent, 2)
+    wider = replace(shape, head_dim=shape.head_dim + 2, num_key_value_heads=1)
+    layouts = CacheLayout(shape, windows), CacheLayout(wider, windows, compressed)
+    for layout in layouts:
+        for counts in count_attention(layout, length=length, bytes_per_element=4):
+            is_latent = counts.kind == "MLA"
+            dims, heads = layout.shape, layout.shape.num_attention_heads
+            decoded = prefilled = decode_macs = prefill_macs = 0
+            query, value = dims.head_dim, dims.value_head_dim
+            if is_latent:
+                entry = latent + 2
+            else:
+                assert counts.kv_heads is not None
+                entry = counts.kv_heads * (query + value)
+            absorbed = (latent + 2, latent) if is_latent else (query, value)
+            for _layer in range(shape.num_layers):
+                for token in range(length):
+                    seen = [key for key in range(token + 1) if not window or token - key < window]
+                    prefill_macs += heads * (query + value) * len(seen)
+                    prefilled += heads * (query + value) + entry  # q in and o out, cache written
+                    prefilled += 2 * heads * (query + value) if is_latent else entry
+                decode_macs += heads * sum(absorbed) * len(seen)
+                decoded += heads * sum(absorbed) + entry * (len(seen) + 1)
+            assert (counts.core_macs, counts.decode_bytes) == (decode_macs, 4 * decoded)
+            assert (counts.prefill_macs, counts.prefill_bytes) == (prefill_macs, 4 * prefilled)
+            assert counts.decode_intensity == 2 * decode_macs / (4 * decoded)
+            assert counts.prefill_intensity == 2 * prefill_macs / (4 * prefilled)
+
+
+def test_intensity_of_a_long_decode_is_the_size_of_a_group() -> None:
+    for counts in count_attention({**CONFIG, "num_key_value_heads": 8}, length=10**6):
+        assert counts.kv_heads is not None
+        assert counts.decode_intensity == pytest.approx(8 / counts.kv_heads, rel=1e-4)
+
+
+def test_parameters_of_a_latent_are_those_of_the_real_projections() -> None:
+    config = {**DEEPSEEK_V2, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 4, "vocab_size": 16, "first_k_dense_replace": 2}
+    config |= {"intermediate_size": 16, "kv_lora_rank": 24, "qk_rope_head_dim": 4}
+    config |= {"qk_nope_head_dim": 6, "v_head_dim": 10}
+    model = DeepseekV2ForCausalLM(DeepseekV2Config(**config))
+    real = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if "kv_" in name and "norm" not in name
+    )
+    latent, *_ = count_attention(config, length=8)
+    assert latent.projection_parameters == latent.projection_macs == real
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])

@@ -2,14 +2,23 @@
 
 import pytest
 
-from tests.kvcache.published import LLAMA_3_70B
+from tests.kvcache.published import DEEPSEEK_V2, EXAONE_4_1B, LLAMA_3_70B
 from upcycle.attention import AttentionShape, Rope
 from upcycle.kvcache.cache_dtype import cache_dtype
-from upcycle.kvcache.capacity import Deployment, Fit, fit_requests
-from upcycle.kvcache.counting import kv_cache_bytes, kv_cache_elements, kv_projection_parameters
+from upcycle.kvcache.capacity import Fit, fit_requests
+from upcycle.kvcache.counting import (
+    count_attention,
+    kv_cache_bytes,
+    kv_cache_elements,
+    kv_projection_parameters,
+    latent_reference,
+)
+from upcycle.kvcache.deployment import Deployment
+from upcycle.kvcache.layout import cache_layout
 from upcycle.kvcache.weights import Weights
 
 GB = 10**9
+MIB = 2**20
 GIB = 2**30
 
 
@@ -75,30 +84,33 @@ def test_deepseek_v2_elements_per_token_and_layer() -> None:
     one_layer = shape(128, 128, 128, 1, 5120)
     assert kv_cache_elements(one_layer) == 32_768
     assert kv_cache_elements(one_layer, 8) == 2_048
+    assert kv_cache_elements(DEEPSEEK_V2) == 60 * 576
+    layout = cache_layout(DEEPSEEK_V2)
+    assert layout.latent is not None
+    assert layout.latent.groups(layout.shape) == 2.25
 
 
 def test_key_and_value_head_dims_may_differ() -> None:
     # DeepSeek-V2's own config: keys of 128 + 64, values of 128.
-    keys_wider = AttentionShape(
-        num_layers=1,
-        num_attention_heads=128,
-        num_key_value_heads=128,
-        head_dim=192,
-        value_head_dim=128,
-        hidden_size=5120,
-        rope=Rope("interleaved", 64),
-        qkv_bias=False,
-        output_bias=False,
+    assert kv_cache_elements(DEEPSEEK_V2, 128) == 60 * 40_960
+
+
+def test_the_latent_for_comparison_is_that_of_deepseek_v2() -> None:
+    reference = latent_reference(cache_layout(shape(128, 128, 128, 60, 5120)))
+    latent, published = (
+        count_attention(layout, length=4096)[0] for layout in (reference, DEEPSEEK_V2)
     )
-    assert kv_cache_elements(keys_wider) == 40_960
+    assert latent == published
+    assert (latent.kind, latent.elements_per_token_and_layer) == ("MLA", 576)
 
 
 def test_exaone_4_1b_cache() -> None:
     # EXAONE 4.0 1.2B in fp16, context 4096.
-    exaone = shape(32, 8, 64, 30, 2048)
-    assert kv_cache_bytes(exaone, length=4096) == 240 * 2**20
-    assert kv_cache_bytes(exaone, length=4096) // 60 == 4 * 2**20
-    assert kv_cache_bytes(exaone) == 60 * 2**10
+    mha = kv_cache_bytes(EXAONE_4_1B, kv_heads=32, length=4096)
+    assert kv_cache_bytes(EXAONE_4_1B, length=4096) == 240 * MIB
+    assert kv_cache_bytes(EXAONE_4_1B, length=4096) // 60 == 4 * MIB
+    assert kv_cache_bytes(EXAONE_4_1B) == 60 * 2**10
+    assert mha == 60 * 16 * MIB == 960 * MIB  # what repeat-kv writes, and reads again
 
 
 def test_llama_2_7b_gains_more_than_the_cache_ratio_on_a_small_gpu() -> None:
@@ -130,5 +142,5 @@ def test_llama_2_7b_stores_as_much_with_4_heads_on_8_gpus_as_with_8() -> None:
 
 def test_scales_of_an_integer_cache() -> None:
     # vLLM's int8 per-token-head cache, Llama-2-7B with 8 KV heads.
-    per_head = cache_dtype("int8").bytes_per_token_and_head(LLAMA_2_7B)
+    per_head = cache_dtype("int8").bytes_per_head(cache_layout(LLAMA_2_7B).entry(8))
     assert 32 * 8 * per_head == 67_584

@@ -10,7 +10,7 @@ from tests.regress.folders import load, logits
 from tests.tiny import tiny_checkpoint
 from upcycle.conversion.run import convert
 from upcycle.errors import PlanError
-from upcycle.kvcache.counting import attention_kind
+from upcycle.kvcache.layout import attention_kind
 
 NAME = "model.layers.1.self_attn.k_proj.bias"
 

@@ -12,6 +12,7 @@ COMMANDS = (
     "convert",
     "verify",
     "predict",
+    "sweep",
     "capacity",
     "train",
     "eval",

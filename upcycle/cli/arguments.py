@@ -28,6 +28,9 @@ MaxShardSize = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Computation dtype: float32, bfloat16 …")]
 Output = Annotated[Path, typer.Argument(help="The folder to make.")]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", help="Also write the result as one HTML page.")
+]
 
 
 def tensor_parallel_limit(kv_heads: int) -> str:

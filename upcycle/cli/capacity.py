@@ -8,14 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.cli.arguments import HtmlFile
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
-from upcycle.families import shape_of
-from upcycle.kvcache.capacity import Deployment, Fit, fit_requests
-from upcycle.kvcache.counting import config_of
-from upcycle.kvcache.recommendation import Recommendation, recommend
+from upcycle.kvcache.capacity import fit_requests
+from upcycle.kvcache.deployment import Deployment
+from upcycle.kvcache.devices import Device, device_named, devices
+from upcycle.kvcache.layout import cache_layout, config_of
+from upcycle.kvcache.lengths import parse_lengths
+from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.sizes import parse_bytes
-from upcycle.kvcache.weights import Weights, weights_of
+from upcycle.kvcache.weights import Weights, bytes_by_dtype, weights_of
+from upcycle.report.capacity import milliseconds, name_of, write_capacity_page
 
 
 @command(
@@ -29,15 +33,26 @@ def capacity_command(
         str, typer.Argument(metavar="SRC|config.json", help="Folder, Hub id or bare config.")
     ],
     gpu_memory: Annotated[
-        str, typer.Option(help="Memory of each GPU, such as 80GiB, 80GB or plain bytes.")
-    ],
+        str | None, typer.Option(help="Memory of each GPU, such as 80GiB, 80GB or plain bytes.")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="A named device, for its memory and its time for a decode step."),
+    ] = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 1,
     tp: Annotated[
         int | None, typer.Option(help="GPUs that share one copy of the model. [default: all]")
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(help="Tokens of every request. [default: the model's longest]"),
+        typer.Option(help="Tokens that a request may grow to. [default: the model's longest]"),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="How long requests are: 512:70,8192:30 (tokens:weight), or a file with a length "
+            "a line. [default: all as long as the context]"
+        ),
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="bf16, fp16, fp8, int8 or int4.")] = "bf16",
     block: Annotated[int, typer.Option(help="Tokens of one cache block.")] = 16,
@@ -61,53 +76,87 @@ def capacity_command(
             "[default: 1 for read/step, no target for the recommendation]"
         ),
     ] = None,
+    html: HtmlFile = None,
 ) -> Outcome:
     """Count how many requests fit with each number of KV heads, before any GPU is paid for.
 
-    Every request is taken to run to its full context, and every layer to cache all of it.
+    A layer with a sliding window caches its window, and a model with a latent its latent.
     """
-    config, model_weights = _model(source, weights)
-    shape = shape_of(config)
+    config, model_weights, by_dtype = _model(source, weights)
+    layout = cache_layout(config)
+    device = None if gpu is None else device_named(gpu)
+    table = {} if lengths is None else parse_lengths(lengths)
     deployment = Deployment(
-        gpu_memory=parse_bytes(gpu_memory, where="--gpu-memory"),
-        context=_longest_context(config) if context is None else context,
+        gpu_memory=_memory(gpu_memory, device),
+        context=_longest_context(config, table) if context is None else context,
         gpus=gpus,
         tensor_parallel=tp,
         kv_dtype=kv_dtype,
         block=block,
         reserve=parse_bytes(reserve, where="--reserve"),
         utilization=utilization,
+        lengths=table,
     )
-    fits = fit_requests(shape, model_weights, deployment, batch=1 if batch is None else batch)
-    recommendation = recommend(shape, deployment, fits, batch=batch)
-    _show(console, deployment, fits, recommendation, shape.num_key_value_heads, batch)
-    return Outcome(
-        {
-            "source": source,
-            "num_key_value_heads": shape.num_key_value_heads,
-            "batch": 1 if batch is None else batch,
-            "deployment": asdict(deployment),
-            "fits": [asdict(fit) for fit in fits],
-            "recommendation": asdict(recommendation),
-        }
-    )
+    fits = fit_requests(layout, model_weights, deployment, batch=1 if batch is None else batch)
+    timed = devices() if device is None else (device,)
+    document = {
+        "source": source,
+        "num_key_value_heads": layout.now.kv_heads,
+        "now": layout.entries.index(layout.now),
+        "num_layers": layout.shape.num_layers,
+        "layers_by_window": {
+            "full" if window is None else str(window): count
+            for window, count in layout.layers_by_window.items()
+        },
+        "state_elements": layout.state_elements,
+        "weight_bytes_by_dtype": by_dtype,
+        "batch": 1 if batch is None else batch,
+        "deployment": {**asdict(deployment), "tokens_wasted": deployment.tokens_wasted},
+        "fits": [asdict(fit) for fit in fits],
+        "without_waste": [fit.kv_heads for fit in fits if fit.stored_once],
+        "devices": [
+            asdict(known)
+            | {"step_seconds": [known.step_seconds(fit.decode_step_bytes, gpus) for fit in fits]}
+            for known in timed
+        ],
+        "recommendation": asdict(recommend(layout, deployment, fits, batch=batch)),
+    }
+    if html is not None:
+        write_capacity_page(document, html)
+    _show(console, document, deployment, device)
+    return Outcome(document)
 
 
-def _model(source: str, weights: str | None) -> tuple[Mapping[str, Any], Weights]:
-    """The config and the weights, from the option or else from the headers."""
+def _model(source: str, weights: str | None) -> tuple[Mapping[str, Any], Weights, dict[str, int]]:
+    """The config and the weights, from the option or else from the headers, also by dtype."""
     if weights is not None:
-        return config_of(source), Weights(parse_bytes(weights, where="--weights"))
-    if Path(source).name == CONFIG_FILE and Path(source).is_file():
+        return config_of(source), Weights(parse_bytes(weights, where="--weights")), {}
+    if Path(source).is_file():
         raise UpcycleError(
-            f"{CONFIG_FILE} alone does not say how large the weights are",
+            f"{Path(source).name} alone does not say how large the weights are",
             where=source,
             fix="give --weights, such as --weights 13.5GB, or name the folder with the weights",
         )
-    checkpoint = Checkpoint.open(source)
-    return checkpoint.config, weights_of(checkpoint)
+    checkpoint = Checkpoint.describe(source)
+    return checkpoint.config, weights_of(checkpoint), bytes_by_dtype(checkpoint)
 
 
-def _longest_context(config: Mapping[str, Any]) -> int:
+def _memory(gpu_memory: str | None, device: Device | None) -> int:
+    if gpu_memory is not None:
+        return parse_bytes(gpu_memory, where="--gpu-memory")
+    if device is not None:
+        return device.memory
+    raise UpcycleError(
+        "the memory of a GPU is not known",
+        where="--gpu-memory",
+        fix="give --gpu-memory 80GiB, or name a device with --gpu: "
+        + ", ".join(known.name for known in devices()),
+    )
+
+
+def _longest_context(config: Mapping[str, Any], lengths: Mapping[int, int]) -> int:
+    if lengths:
+        return max(lengths)
     longest = config.get("max_position_embeddings")
     if not isinstance(longest, int):
         raise UpcycleError(
@@ -119,43 +168,78 @@ def _longest_context(config: Mapping[str, Any]) -> int:
 
 
 def _show(
-    console: Console,
-    deployment: Deployment,
-    fits: tuple[Fit, ...],
-    recommendation: Recommendation,
-    kv_heads_now: int,
-    batch: int | None,
+    console: Console, document: Mapping[str, Any], deployment: Deployment, device: Device | None
 ) -> None:
+    fits, batch = document["fits"], document["batch"]
+    lengths = f"{len(deployment.lengths)} lengths up to " if deployment.lengths else "requests of "
     console.print(
         f"{deployment.gpus} x {format_bytes(deployment.gpu_memory)}, "
         f"tensor parallel {deployment.gpus_per_copy}, {deployment.kv_dtype} cache in blocks of "
-        f"{deployment.block}, requests of {deployment.context:,} tokens"
+        f"{deployment.block}, {lengths}{deployment.context:,} tokens"
     )
-    wasted = deployment.blocks_per_request * deployment.block - deployment.context
-    if wasted:
-        console.print(f"rounding to whole blocks wastes {wasted:,} tokens a request")
+    for line in _facts(document):
+        console.print(line)
     console.print()
+    timed = [] if device is None else document["devices"]
     console.table(
-        ("KV heads", "kind", "weights", "KV B/token", "cache tokens", "requests", "read/step"),
+        (
+            *("KV heads", "kind", "weights", "KV B/token", "cache tokens", "requests", "read/step"),
+            *(f"step on {known['name']}" for known in timed),
+        ),
         [
             (
-                f"{fit.kv_heads} (now)" if fit.kv_heads == kv_heads_now else str(fit.kv_heads),
-                fit.kind,
-                format_bytes(fit.weight_bytes),
-                f"{fit.kv_bytes_per_token:,}",
-                f"{fit.cache_tokens:,}",
-                f"{fit.requests:,} ({fit.concurrency:,.1f})",
-                format_bytes(fit.decode_step_bytes),
+                _label(fit, index == document["now"]),
+                fit["kind"],
+                format_bytes(fit["weight_bytes"]),
+                f"{fit['kv_bytes_per_token']:,}",
+                f"{fit['cache_tokens']:,}",
+                f"{fit['requests']:,} ({fit['concurrency']:,.1f})",
+                format_bytes(fit["decode_step_bytes"]),
+                *(milliseconds(known["step_seconds"][index]) for known in timed),
             )
-            for fit in fits
+            for index, fit in enumerate(fits)
         ],
     )
     console.print()
-    console.print(f"read/step: weights and cache of a decode step with batch {batch or 1}")
+    console.print(f"read/step: weights and cache of a decode step with batch {batch}")
+    if device is not None:
+        console.print(
+            f"step: reading that at {device.bandwidth / 1e9:,.0f} GB/s on each GPU, a bound that "
+            f"no kernel beats ({device.source})"
+        )
     for fit in fits:
-        if fit.warning:
-            console.print(f"warning: {fit.warning}")
-    if recommendation.kv_heads is None:
-        console.print(recommendation.reason)
-    else:
-        console.print(f"recommended: g={recommendation.kv_heads} ({recommendation.reason})")
+        if fit["warning"]:
+            console.print(f"warning: {fit['warning']}")
+    useful = ", ".join(name_of(fit) for fit in fits if fit["stored_once"]) or "none"
+    console.print(f"stored once on tensor parallel {deployment.gpus_per_copy}: {useful}")
+    best = document["recommendation"]
+    chosen = "" if best["kv_heads"] is None else f"recommended: g={best['kv_heads']} "
+    console.print(f"{chosen}({best['reason']})" if chosen else best["reason"])
+
+
+def _label(fit: Mapping[str, Any], now: bool) -> str:
+    name = "latent" if fit["kv_heads"] is None else str(fit["kv_heads"])
+    return f"{name} (now)" if now else name
+
+
+def _facts(document: Mapping[str, Any]) -> list[str]:
+    """What shapes the numbers of this model beside its heads."""
+    lines = []
+    wasted = document["deployment"]["tokens_wasted"]
+    if wasted:
+        lines.append(f"rounding to whole blocks wastes {wasted:,.1f} tokens a request")
+    for window, layers in document["layers_by_window"].items():
+        if window != "full":
+            kept, of = int(window) - 1, document["num_layers"]
+            lines.append(f"{layers} of {of} layers cache the latest {kept:,} tokens alone")
+    if document["state_elements"]:
+        lines.append(
+            f"layers without attention keep {document['state_elements']:,} elements a request"
+        )
+    if document["weight_bytes_by_dtype"]:
+        parts = document["weight_bytes_by_dtype"].items()
+        lines.append("weights: " + ", ".join(f"{name} {format_bytes(n)}" for name, n in parts))
+    if document["deployment"]["lengths"]:
+        worst = [f"{fit['requests_at_context']:,} with {name_of(fit)}" for fit in document["fits"]]
+        lines.append(f"requests: on average; if all grow to the context, {', '.join(worst)}")
+    return lines

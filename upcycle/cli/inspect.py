@@ -14,7 +14,7 @@ def inspect_command(console: Console, source: Source) -> Outcome:
 
     Reads config.json and the safetensors headers; no weights.
     """
-    inspection = inspect_checkpoint(Checkpoint.open(source))
+    inspection = inspect_checkpoint(Checkpoint.describe(source))
     _show(console, source, inspection)
     data = {"source": source, **asdict(inspection)}
     return Outcome({**data, "reference_length": REFERENCE_LENGTH})
@@ -38,9 +38,15 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
     console.print(
         f"KV cache    {now.kv_bytes_per_token:,} B/token at "
         f"{inspection.kv_bytes_per_element} bytes an element, "
-        f"{format_bytes(now.kv_bytes_per_token * REFERENCE_LENGTH)} "
+        f"{format_bytes(inspection.cache_bytes)} "
         f"for {REFERENCE_LENGTH:,} tokens"
     )
+    if inspection.window_layers:
+        console.print(f"            {inspection.window_layers} layers cache a window alone")
+    if inspection.state_elements:
+        console.print(
+            f"            {inspection.state_elements:,} elements of state a sequence beside it"
+        )
     console.print()
     console.table(
         (
@@ -60,4 +66,33 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
             )
             for choice in inspection.choices
         ],
+    )
+    console.print()
+    console.table(
+        (
+            *("attention", "elements/token/layer", "core MACs/token", "K/V MACs/token"),
+            *("decode bytes", "FLOP/B", "prefill bytes", "FLOP/B"),
+        ),
+        [
+            (
+                f"g={counts.kv_heads}" if counts.kv_heads else "MLA *",
+                f"{counts.elements_per_token_and_layer:,}",
+                f"{counts.core_macs:,}",
+                f"{counts.projection_macs:,}",
+                format_bytes(counts.decode_bytes),
+                f"{counts.decode_intensity:,.1f}",
+                format_bytes(counts.prefill_bytes),
+                f"{counts.prefill_intensity:,.0f}",
+            )
+            for counts in (*inspection.counts, inspection.latent_counts)
+        ],
+    )
+    console.print()
+    console.print(
+        f"attention of all layers at {REFERENCE_LENGTH:,} tokens, without its weights: one token "
+        "decoded, and all in a prefill"
+    )
+    console.print(
+        "* with the latent that DeepSeek-V2 gives heads of this size, for comparison: no "
+        "conversion makes it"
     )

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from upcycle.attention import AttentionShape
 from upcycle.errors import UpcycleError
+from upcycle.kvcache.layout import Entry
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class CacheDtype:
     bits: int
     scale_bytes: int = 0
 
-    def bytes_per_token_and_head(self, shape: AttentionShape) -> int:
-        """Bytes of one token's K and V vector in one KV head of one layer."""
+    def bytes_per_head(self, entry: Entry) -> int:
+        """Bytes of both vectors that one token leaves in one layer, for one head."""
         return sum(
             -(-width * self.bits // 8) + self.scale_bytes
-            for width in (shape.head_dim, shape.value_head_dim)
+            for width in (entry.key_width, entry.value_width)
         )
 
 

@@ -1,14 +1,19 @@
 """What a checkpoint is and what a conversion of it would save, from its headers and config."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import shape_of
 from upcycle.families.retargets.rules import target_config
-from upcycle.kvcache.counting import AttentionKind, attention_kind, kv_cache_bytes
-from upcycle.kvcache.weights import Weights, kv_element_bytes
+from upcycle.kvcache.counting import (
+    AttentionCounts,
+    count_attention,
+    kv_cache_bytes,
+    latent_reference,
+)
+from upcycle.kvcache.layout import AttentionKind, CacheLayout, attention_kind, cache_layout
+from upcycle.kvcache.weights import Weights, bytes_by_dtype, kv_element_bytes
 
 REFERENCE_LENGTH = 4096
 
@@ -20,7 +25,7 @@ class Choice:
     Attributes:
         kv_heads: g.
         kind: MHA, GQA or MQA.
-        kv_bytes_per_token: cache of one token in all layers.
+        kv_bytes_per_token: of cache that a token adds in all layers, while every window has room.
         cache_bytes_saved: fewer than now in the cache of one sequence of `REFERENCE_LENGTH` tokens;
             negative where there would be more.
         weight_bytes_saved: fewer than now in the weights.
@@ -46,7 +51,13 @@ class Inspection:
         weight_bytes: bytes of all stored tensors.
         bytes_by_dtype: the same by safetensors dtype, the largest first.
         kv_bytes_per_element: of the cache, which has the dtype of the K projections.
+        cache_bytes: of one sequence of `REFERENCE_LENGTH` tokens.
+        window_layers: how many layers see a window of the context alone.
+        state_elements: what layers without attention keep for each sequence, however long.
         choices: one for each number of KV heads that it can be converted to, most heads first.
+        counts: what each of them costs at `REFERENCE_LENGTH` tokens.
+        latent_counts: the same of a model of this size with multi-head latent attention, for
+            comparison; no conversion makes one.
     """
 
     model_type: str
@@ -57,7 +68,12 @@ class Inspection:
     weight_bytes: int
     bytes_by_dtype: dict[str, int]
     kv_bytes_per_element: int
+    cache_bytes: int
+    window_layers: int
+    state_elements: int
     choices: tuple[Choice, ...]
+    counts: tuple[AttentionCounts, ...]
+    latent_counts: AttentionCounts
 
     @property
     def now(self) -> Choice:
@@ -72,25 +88,27 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    shape = shape_of(checkpoint.config)
+    shape, layout = shape_of(checkpoint.config), cache_layout(checkpoint.config)
     width = kv_element_bytes(checkpoint)
     weights = Weights(checkpoint.weight_bytes, width)
-    bytes_now = kv_cache_bytes(shape, bytes_per_element=width)
+
+    def cache(kv_heads: int, length: int) -> int:
+        return kv_cache_bytes(layout, kv_heads=kv_heads, length=length, bytes_per_element=width)
+
+    cache_now = cache(shape.num_key_value_heads, REFERENCE_LENGTH)
 
     def choice(kv_heads: int) -> Choice:
-        per_token = kv_cache_bytes(shape, kv_heads=kv_heads, bytes_per_element=width)
         return Choice(
             kv_heads=kv_heads,
             kind=attention_kind(shape, kv_heads),
-            kv_bytes_per_token=per_token,
-            cache_bytes_saved=(bytes_now - per_token) * REFERENCE_LENGTH,
+            kv_bytes_per_token=cache(kv_heads, 1),
+            cache_bytes_saved=cache_now - cache(kv_heads, REFERENCE_LENGTH),
             weight_bytes_saved=weights.total_bytes - weights.bytes_with(shape, kv_heads),
         )
 
-    by_dtype: Counter[str] = Counter()
-    for tensor in checkpoint.tensors.values():
-        by_dtype[tensor.dtype] += tensor.nbytes
-    valid = shape.valid_kv_heads
+    def counts(of: CacheLayout) -> tuple[AttentionCounts, ...]:
+        return count_attention(of, length=REFERENCE_LENGTH, bytes_per_element=width)
+
     return Inspection(
         model_type=checkpoint.config["model_type"],
         loads_as=target_config(checkpoint.config)["model_type"],
@@ -98,7 +116,12 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         kind=attention_kind(shape, shape.num_key_value_heads),
         num_parameters=checkpoint.num_parameters,
         weight_bytes=checkpoint.weight_bytes,
-        bytes_by_dtype=dict(by_dtype.most_common()),
+        bytes_by_dtype=bytes_by_dtype(checkpoint),
         kv_bytes_per_element=width,
-        choices=tuple(choice(kv_heads) for kv_heads in reversed(valid)),
+        cache_bytes=cache_now,
+        window_layers=sum(window is not None for window in layout.windows),
+        state_elements=layout.state_elements,
+        choices=tuple(choice(kv_heads) for kv_heads in reversed(shape.valid_kv_heads)),
+        counts=counts(layout),
+        latent_counts=counts(latent_reference(layout))[0],
     )

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from upcycle.attention import AttentionShape
-from upcycle.kvcache.capacity import Deployment, Fit
+from upcycle.kvcache.capacity import Fit
+from upcycle.kvcache.deployment import Deployment
+from upcycle.kvcache.layout import CacheLayout, ShapeSource, cache_layout
 
 # Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
 # Checkpoints", section 3.3: from 1 to 8 groups the speed of MQA is nearly kept.
@@ -16,7 +17,7 @@ class Recommendation:
     """A number of KV heads and the reason for it.
 
     Attributes:
-        kv_heads: g; None where no choice holds a single request.
+        kv_heads: g; None where no choice holds a single request, or the model has none.
         reason: one sentence.
     """
 
@@ -25,7 +26,7 @@ class Recommendation:
 
 
 def recommend(
-    shape: AttentionShape,
+    source: ShapeSource,
     deployment: Deployment,
     fits: Sequence[Fit],
     *,
@@ -34,17 +35,21 @@ def recommend(
     """The largest number of KV heads that does what is asked for: fewer merges lose less.
 
     Args:
-        shape: the model's attention.
+        source: the model, see `cache_layout`.
         deployment: the GPUs that `fits` was counted for.
         fits: the result of `fit_requests`.
         batch: requests that must fit; without it, the rule of thumb of Ainslie et al. is used.
     """
-    useful = _without_waste(shape, fits)
+    layout = cache_layout(source)
+    now = layout.now.kv_heads
+    useful = _without_waste(layout, fits)
     smallest = useful[-1]
     if smallest.requests == 0:
         return Recommendation(None, _nothing_fits(deployment, smallest))
+    if layout.latent is not None:
+        return Recommendation(None, _latent(layout))
     if batch is None:
-        return _by_rule_of_thumb(shape, deployment, useful)
+        return _by_rule_of_thumb(now, deployment, useful)
     enough = [fit for fit in useful if fit.requests >= batch]
     if not enough:
         return Recommendation(
@@ -53,7 +58,7 @@ def recommend(
             f"nearest with {smallest.requests:,}",
         )
     best = enough[0]
-    if best.kv_heads == shape.num_key_value_heads:
+    if best.kv_heads == now:
         return Recommendation(
             best.kv_heads, f"the model as it is holds the {batch:,} requests asked for"
         )
@@ -63,14 +68,16 @@ def recommend(
     )
 
 
-def _without_waste(shape: AttentionShape, fits: Sequence[Fit]) -> list[Fit]:
+def _without_waste(layout: CacheLayout, fits: Sequence[Fit]) -> list[Fit]:
     """Conversions that split over the GPUs and cache less than any with more heads, largest first.
 
-    Never empty: one head always goes to every GPU.
+    Never empty: one head always goes to every GPU, and a latent is the only choice.
     """
+    if layout.latent is not None:
+        return [fit for fit in fits if fit.kv_heads is None]
     useful: list[Fit] = []
     for fit in fits:
-        lowers = fit.kv_heads <= shape.num_key_value_heads
+        lowers = (fit.kv_heads or 0) <= layout.shape.num_key_value_heads
         saves = not useful or fit.kv_heads_per_gpu < useful[-1].kv_heads_per_gpu
         if lowers and saves and fit.splits_evenly:
             useful.append(fit)
@@ -78,17 +85,17 @@ def _without_waste(shape: AttentionShape, fits: Sequence[Fit]) -> list[Fit]:
 
 
 def _by_rule_of_thumb(
-    shape: AttentionShape, deployment: Deployment, useful: Sequence[Fit]
+    now: int | None, deployment: Deployment, useful: Sequence[Fit]
 ) -> Recommendation:
-    enough = [fit for fit in useful if fit.kv_heads >= ENOUGH_GROUPS]
+    enough = [fit for fit in useful if (fit.kv_heads or 0) >= ENOUGH_GROUPS]
     best = enough[-1] if enough else useful[0]
     split = deployment.gpus_per_copy
-    if best.kv_heads == shape.num_key_value_heads:
+    if best.kv_heads == now:
         reason = (
             f"the model has no more already, and about {ENOUGH_GROUPS} keep most of the quality "
             "(Ainslie et al. 2023); ask for a batch to go lower"
         )
-    elif best.kv_heads <= split:
+    elif best.kv_heads_per_gpu == 1:
         reason = f"each of the {split} GPUs holds one KV head; fewer would be stored twice"
     else:
         reason = (
@@ -98,13 +105,23 @@ def _by_rule_of_thumb(
     return Recommendation(best.kv_heads, reason)
 
 
+def _latent(layout: CacheLayout) -> str:
+    assert layout.latent is not None
+    groups = layout.latent.groups(layout.shape)
+    return (
+        f"the model as it is: its latent takes as much as {groups:.3g} KV heads, and no conversion "
+        "leads from it to KV heads"
+    )
+
+
 def _nothing_fits(deployment: Deployment, smallest: Fit) -> str:
+    name = smallest.kind if smallest.kv_heads is None else f"g={smallest.kv_heads}"
     if smallest.free_per_gpu < 0:
         return (
             f"0 requests fit: weights and reserve exceed the usable memory of each GPU by "
-            f"{-smallest.free_per_gpu:,} bytes, even with g={smallest.kv_heads}"
+            f"{-smallest.free_per_gpu:,} bytes, even with {name}"
         )
     return (
-        f"0 requests of {deployment.context:,} tokens fit: even with g={smallest.kv_heads} "
-        f"a copy has room for {smallest.cache_tokens // deployment.copies:,} tokens"
+        f"0 requests of {deployment.context:,} tokens fit: even with {name} a copy has room for "
+        f"{smallest.cache_tokens // deployment.copies:,} tokens"
     )

@@ -1,5 +1,6 @@
 """How many bytes of weights a model has now, and with another number of KV heads."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from upcycle.attention import AttentionShape
@@ -8,6 +9,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import family_in
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
+from upcycle.kvcache.latent import is_latent
 from upcycle.planning import plan
 
 
@@ -67,8 +69,19 @@ def kv_element_bytes(checkpoint: Checkpoint) -> int:
 def weights_of(checkpoint: Checkpoint) -> Weights:
     """The weights of a checkpoint, from its headers.
 
+    A model with a latent cannot be converted, so that only the total matters.
+
     Raises:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    return Weights(checkpoint.weight_bytes, kv_element_bytes(checkpoint))
+    width = None if is_latent(checkpoint.config) else kv_element_bytes(checkpoint)
+    return Weights(checkpoint.weight_bytes, width)
+
+
+def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
+    """Bytes of all stored tensors by safetensors dtype, the largest first."""
+    found: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        found[tensor.dtype] += tensor.nbytes
+    return dict(found.most_common())

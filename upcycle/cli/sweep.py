@@ -1,0 +1,121 @@
+"""`upcycle sweep`: what each number of KV heads saves, and how far it moves the outputs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from upcycle.cli.arguments import (
+    Calibration,
+    CalibrationTokens,
+    Device,
+    Dtype,
+    HtmlFile,
+    Method,
+    Seed,
+    Source,
+)
+from upcycle.cli.console import Console, Outcome, command
+from upcycle.errors import PlanError
+
+if TYPE_CHECKING:
+    from upcycle.evaluation.drift import DriftSweep
+
+_CACHE_BYTES = 2  # of an element: what a server stores in bf16 or fp16
+
+
+@command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")
+def sweep_command(
+    console: Console,
+    source: Source,
+    kv_heads: Annotated[
+        str | None,
+        typer.Option("--kv-heads", help="Such as 8,4,2,1. [default: all up to the model's own]"),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", help="Text to read: .txt, .jsonl, .parquet; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")
+    ] = 4096,
+    sequence_length: Annotated[
+        int, typer.Option("--sequence-length", min=2, help="Tokens per window.")
+    ] = 512,
+    method: Method | None = None,
+    calibration: Calibration = None,
+    calibration_tokens: CalibrationTokens = 32_768,
+    seed: Seed = 0,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    html: HtmlFile = None,
+) -> Outcome:
+    """Convert to each number of KV heads and measure how far the outputs move, without training.
+
+    Drift is no loss of quality: training heals most of it, and `upcycle eval` measures the rest.
+    """
+    heads = _numbers(kv_heads)
+
+    from upcycle.evaluation.drift import sweep_kv_heads
+
+    with console.progress() as watch:
+        sweep = sweep_kv_heads(
+            source,
+            kv_heads=heads,
+            text=text or (),
+            max_tokens=max_tokens,
+            sequence_length=sequence_length,
+            method=method,
+            calibration=calibration or (),
+            calibration_tokens=calibration_tokens,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            watch=watch,
+        )
+    document = _document(source, sweep)
+    if html is not None:
+        from upcycle.report.sweep import write_sweep_page
+
+        write_sweep_page(document, html)
+    _show(console, document)
+    return Outcome(document)
+
+
+def _numbers(text: str | None) -> list[int]:
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+        raise PlanError(
+            f"{text!r} is no list of numbers of KV heads",
+            where="--kv-heads",
+            fix="give numbers with commas between them, such as 8,4,2,1",
+        )
+    return [int(word) for word in words]
+
+
+def _document(source: str, sweep: "DriftSweep") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"source": source, "cache_bytes_per_element": _CACHE_BYTES, **asdict(sweep)}
+
+
+def _show(console: Console, document: dict[str, Any]) -> None:
+    from upcycle.report.sweep import DRIFT_NOTE, identical_line, layer_rows, overview_rows
+
+    text = document["text"]
+    kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])
+    console.print(
+        f"{document['source']}: {document['method']}, {text['tokens']:,} tokens of {kind}, "
+        f"{document['dtype']} on {document['device']}"
+    )
+    header, *rows = overview_rows(document)
+    console.table(header, rows)
+    console.print()
+    console.print("hidden state after each layer, RMS of the difference relative to the source's")
+    header, *rows = layer_rows(document)
+    console.table(header, rows)
+    console.print()
+    line = identical_line(document)
+    if line:
+        console.print(line)
+    console.print(DRIFT_NOTE)

@@ -1,0 +1,95 @@
+"""Where and how a model is served."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from upcycle.errors import UpcycleError
+from upcycle.kvcache.cache_dtype import cache_dtype
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where and how a model is served.
+
+    Attributes:
+        gpu_memory: bytes of each GPU.
+        context: tokens that every request may grow to.
+        gpus: how many there are. `gpus / tensor_parallel` copies of the model share them.
+        tensor_parallel: GPUs that one copy of the model is split over; all of them by default.
+        kv_dtype: storage type of the cache, a name in `CACHE_DTYPES`.
+        block: tokens of one cache block.
+        reserve: bytes for activations and the runtime, over all GPUs together.
+        utilization: the part of the memory that may be used.
+        lengths: the weight of each length that requests have, in tokens; empty where all run to
+            the full context.
+
+    Raises:
+        UpcycleError: a value that makes no sense.
+    """
+
+    gpu_memory: int
+    context: int
+    gpus: int = 1
+    tensor_parallel: int | None = None
+    kv_dtype: str = "bf16"
+    block: int = 16
+    reserve: int = 0
+    utilization: float = 1.0
+    lengths: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("gpu_memory", "context", "gpus", "gpus_per_copy", "block"):
+            if getattr(self, name) < 1:
+                raise nonsense(name, getattr(self, name), "give 1 or more")
+        if self.reserve < 0:
+            raise nonsense("reserve", self.reserve, "give 0 or more bytes")
+        if not 0 < self.utilization <= 1:
+            raise nonsense("utilization", self.utilization, "give a part above 0 and up to 1")
+        if self.gpus % self.gpus_per_copy:
+            divisors = [str(n) for n in range(1, self.gpus + 1) if self.gpus % n == 0]
+            raise nonsense(
+                "tensor_parallel",
+                self.gpus_per_copy,
+                f"{self.gpus} GPUs hold whole copies of the model with {', '.join(divisors)}",
+            )
+        for length, weight in self.lengths.items():
+            if not 1 <= length <= self.context or weight < 1:
+                raise nonsense(
+                    f"lengths[{length}]",
+                    weight,
+                    f"give lengths from 1 to the context of {self.context:,} tokens with a "
+                    "weight of 1 or more",
+                )
+        cache_dtype(self.kv_dtype)
+
+    @property
+    def gpus_per_copy(self) -> int:
+        """GPUs that hold one copy of the model."""
+        return self.gpus if self.tensor_parallel is None else self.tensor_parallel
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model."""
+        return self.gpus // self.gpus_per_copy
+
+    @property
+    def usable_per_gpu(self) -> int:
+        """Bytes of each GPU for weights and cache."""
+        return int(self.gpu_memory * self.utilization) - -(-self.reserve // self.gpus)
+
+    @property
+    def request_lengths(self) -> Mapping[int, int]:
+        """The weight of each length, also where all have the same."""
+        return self.lengths or {self.context: 1}
+
+    @property
+    def tokens_wasted(self) -> float:
+        """Tokens that rounding to whole blocks wastes in a request on average."""
+        weights = self.request_lengths
+        wasted = sum(weight * (-length % self.block) for length, weight in weights.items())
+        return wasted / sum(weights.values())
+
+
+def nonsense(name: str, value: float, fix: str) -> UpcycleError:
+    """The error for a value that makes no sense."""
+    return UpcycleError(f"{name} cannot be {value}", where=f"{name}={value}", fix=fix)

@@ -1,0 +1,46 @@
+"""Single HTML pages that ask nothing of a network."""
+
+from pathlib import Path
+from typing import Any
+
+from upcycle.errors import OutputError
+from upcycle.report import formatting
+
+_FILTERS = ("integer", "binary_bytes", "factor", "percent", "nats")
+
+
+def write_page(path: Path, template: str, **view: Any) -> None:
+    """Render a template of this package into a file, over an older one.
+
+    Args:
+        path: the file; its folder must exist.
+        template: the template's file name.
+        view: what the template reads.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    html = render_page(template, **view)
+    try:
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the page: {error.strerror}",
+            where=str(path),
+            fix="name a file in a folder that exists and may be written",
+        ) from error
+
+
+def render_page(template: str, **view: Any) -> str:
+    """A template of this package as HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("upcycle.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
+    return environment.get_template(template).render(**view)
