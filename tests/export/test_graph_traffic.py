@@ -13,7 +13,7 @@ from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import ExportError
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.counting import count_traffic
-from upcycle.export.graph import Function, Operation, TensorType, read_graph
+from upcycle.export.graph import Function, Operation, TensorType, Weight, read_graph
 from upcycle.export.traffic import (
     alternatives,
     closed_form_bytes,
@@ -93,7 +93,7 @@ def test_every_weight_is_read_once_but_of_tables_only_a_row(
     tables = 2 * 96 * 16 * 2  # cosines and sines
     rows = 64 * 2 + 2 * 16 * 2  # of the embedding, which is also the head, and of both tables
     shared = 8 * 16 * 2  # the zero bias of both query projections is one constant, read twice
-    stored = sum(function.weights.values())
+    stored = function.weight_bytes
     assert count_traffic(function).weights == stored - tables + rows + shared
 
 
@@ -122,11 +122,19 @@ def test_description_for_the_report(exports: dict[str, ExportResult]) -> None:
 
 
 def function_of(*operations: Operation, **types: TensorType) -> Function:
-    return Function(operations, types, states={}, weights={"codes": 32, "scale": 4})
+    return Function(
+        operations,
+        types,
+        states={},
+        weights={
+            name: Weight(size, Path("weight.bin"), size)
+            for name, size in (("codes", 32), ("scale", 4))
+        },
+    )
 
 
 def test_compressed_weights_count_as_stored() -> None:
-    half = TensorType((1, 64), 16)
+    half = TensorType((1, 64), "float16")
     function = function_of(
         Operation(
             "constexpr_blockwise_shift_scale",
@@ -134,9 +142,9 @@ def test_compressed_weights_count_as_stored() -> None:
             ("weight",),
         ),
         Operation("linear", {"x": ("x",), "weight": ("weight",)}, ("y",)),
-        weight=TensorType((1, 64), 16),
+        weight=TensorType((1, 64), "float16"),
         x=half,
-        y=TensorType((1, 1), 16),
+        y=TensorType((1, 1), "float16"),
     )
     traffic = count_traffic(function)
     assert (traffic.weights, traffic.activations) == (36, 128 + 2)
@@ -145,8 +153,8 @@ def test_compressed_weights_count_as_stored() -> None:
 def test_a_tile_of_something_else_is_no_copy_of_keys() -> None:
     function = function_of(
         Operation("tile", {"x": ("x",), "reps": ("reps",)}, ("y",)),
-        x=TensorType((1, 8), 16),
-        y=TensorType((4, 8), 16),
+        x=TensorType((1, 8), "float16"),
+        y=TensorType((4, 8), "float16"),
     )
     (tile,) = function.tiles
     assert (tile.of_kv, tile.nbytes) == (False, 64)
@@ -156,8 +164,8 @@ def test_a_tile_of_something_else_is_no_copy_of_keys() -> None:
 def test_dynamic_shapes_have_no_traffic() -> None:
     function = function_of(
         Operation("relu", {"x": ("x",)}, ("y",)),
-        x=TensorType((1, None), 16),
-        y=TensorType((1, None), 16),
+        x=TensorType((1, None), "float16"),
+        y=TensorType((1, None), "float16"),
     )
     with pytest.raises(ExportError, match="dynamic shapes"):
         count_traffic(function)

@@ -1,17 +1,13 @@
 """`upcycle graph`: what a Core ML program does and moves."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError
 from upcycle.kvcache.sizes import parse_bytes
-
-if TYPE_CHECKING:
-    from upcycle.export.graph import Function, Graph
 
 _BANDWIDTH = "55900MB/s"
 
@@ -30,78 +26,115 @@ def graph_command(
             "decoding speed measured on a phone.",
         ),
     ] = _BANDWIDTH,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            help="Bytes per token of all but the cache, such as 778MB, for a comparison with a "
+            "model of the same attention; by default this package's.",
+        ),
+    ] = None,
+    measured: Annotated[
+        float | None,
+        typer.Option(
+            "--measured", help="Tokens/s that a device reached; shows the bytes that implies."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the same as one HTML file.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if a lint finds an error.")
+    ] = False,
 ) -> Outcome:
-    """Count operations, copies of K and V, and the bytes that a token moves."""
-    from upcycle.export.graph import read_graph
+    """Count operations, copies of K and V, and the bytes that a token moves; lint the program."""
+    from upcycle.export.inspection import describe_package
 
-    speed = _parse_bandwidth(bandwidth)
-    graph = read_graph(package)
-    functions = {}
-    for name, function in graph.functions.items():
-        console.print(f"function {name}: {function.histogram.total():,} operations")
-        functions[name] = _show_operations(console, function) | _show_traffic(
-            console, function, speed
+    options: dict[str, Any] = {"bandwidth": _parse_bandwidth(bandwidth)}
+    if bandwidth != _BANDWIDTH:
+        options["bandwidth_source"] = "given by --bandwidth"
+    if weights is not None:
+        options["without_cache"] = parse_bytes(weights, where="--weights")
+    if measured is not None and measured <= 0:
+        raise ExportError(
+            f"a measured speed of {measured:g} tokens/s is none",
+            where="--measured",
+            fix="pass tokens per second, such as 20.39",
         )
-    compared = _show_alternatives(console, graph, speed)
-    return Outcome(
-        {
-            "package": str(package),
-            "functions": functions,
-            "alternatives": compared,
-            "bandwidth": speed,
-        }
-    )
+    document = describe_package(package, measured=measured, **options)
+    for name, function in document["functions"].items():
+        _show_function(console, name, function)
+    _show_findings(console, document["findings"])
+    _show_comparison(console, document)
+    if html is not None:
+        from upcycle.export.graph_page import write_page
+
+        write_page(document, html)
+        console.print(f"wrote {html}")
+    errors = any(finding["severity"] == "error" for finding in document["findings"])
+    return Outcome(document, passed=not (strict and errors))
 
 
-def _show_operations(console: Console, function: "Function") -> dict[str, Any]:
-    counts = dict(function.histogram.most_common())
-    console.print("  " + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
-    tiles: dict[str, dict[str, int]] = {}
-    for kind, of_kv in (("of K and V", True), ("other", False)):
-        sizes = [tile.nbytes for tile in function.tiles if tile.of_kv == of_kv]
-        tiles["kv" if of_kv else "other"] = {"count": len(sizes), "bytes": sum(sizes)}
-        console.print(f"  tile {kind}: {len(sizes)}, {format_bytes(sum(sizes))}")
-    states = {name: list(state.shape) for name, state in function.states.items()}
-    for name, shape in states.items():
-        console.print(f"  state {name} {shape}: {function.state_writes[name]} writes")
-    return {
-        "operations": counts,
-        "tiles": tiles,
-        "states": states,
-        "state_writes": dict(function.state_writes),
-    }
-
-
-def _show_traffic(console: Console, function: "Function", speed: float) -> dict[str, Any]:
-    from upcycle.export.counting import count_traffic
-    from upcycle.export.traffic import tokens_per_second
-
-    if not function.is_static:
-        console.print("  shapes are dynamic: bytes per call are not defined")
-        return {"traffic": None}
-    traffic = count_traffic(function)
-    parts = asdict(traffic) | {"total": traffic.total}
+def _show_function(console: Console, name: str, function: dict[str, Any]) -> None:
+    counts = function["operations"]
+    console.print(f"function {name}: {sum(counts.values()):,} operations")
+    console.print("  " + ", ".join(f"{kind} {count:,}" for kind, count in counts.items()))
+    for kind, label in (("kv", "of K and V"), ("other", "other")):
+        tiles = function["tiles"][kind]
+        console.print(f"  tile {label}: {tiles['count']}, {format_bytes(tiles['bytes'])}")
+    for state, shape in function["states"].items():
+        writes = function["state_writes"][state]
+        console.print(f"  state {state} {shape}: {writes} writes")
+    caches = function["caches"]
+    if caches["inputs"]:
+        console.print(
+            f"  caches as inputs: {len(caches['inputs'])}, K and V given out: "
+            f"{len(caches['outputs'])}"
+        )
+    _show_traffic(console, function)
     console.print()
+
+
+def _show_traffic(console: Console, function: dict[str, Any]) -> None:
+    parts = function["traffic"]
+    if parts is None:
+        weights, states = (format_bytes(function[key]) for key in ("weight_bytes", "state_bytes"))
+        console.print("  shapes are dynamic: bytes per call are not defined")
+        console.print(f"  weights take {weights}, states {states}")
+        return
+    tokens = function["tokens_per_call"] or 1
+    header = ["  bytes per call", "MB"] + (["MB per token"] if tokens > 1 else [])
     console.table(
-        ["bytes per call", "MB"],
-        [[name.replace("_", " "), f"{count / 1e6:,.3f}"] for name, count in parts.items()],
+        header,
+        [
+            [f"  {name.replace('_', ' ')}", f"{count / 1e6:,.3f}"]
+            + ([f"{count / tokens / 1e6:,.3f}"] if tokens > 1 else [])
+            for name, count in parts.items()
+        ],
     )
-    rate = tokens_per_second(traffic.total, speed)
-    console.print(f"at {speed / 1e6:,.0f} MB/s at most {rate:,.2f} calls/s")
-    return {"traffic": parts, "calls_per_second": rate}
+    of_tokens = f" of {tokens} tokens" if tokens > 1 else ""
+    console.print(f"  at most {function['calls_per_second']:,.2f} calls/s{of_tokens}")
 
 
-def _show_alternatives(console: Console, graph: "Graph", speed: float) -> list[dict[str, Any]]:
-    from upcycle.export.traffic import alternatives, tokens_per_second
+def _show_findings(console: Console, findings: list[dict[str, Any]]) -> None:
+    for found in findings:
+        count = len(found["places"])
+        where = f"{found['function'] or 'package'}, {found['places'][0]}"
+        more = f" and {count - 1} more" if count > 1 else ""
+        console.print(f"{found['severity']}: {found['lint']}: {found['what']}")
+        console.print(f"  where: {where}{more}")
+        console.print(f"  fix: {found['fix']}")
+    if not findings:
+        console.print("no lint has found anything")
 
-    rows = [
-        asdict(row) | {"tokens_per_second": tokens_per_second(row.bytes_per_token, speed)}
-        for row in alternatives(graph)
-    ]
-    if rows:
-        console.print()
+
+def _show_comparison(console: Console, document: dict[str, Any]) -> None:
+    speed = document["bandwidth"] / 1e6
+    console.print()
+    console.print(f"weights of the package: {document['weight_bytes'] / 1e6:,.3f} MB")
+    if document["compared"]:
         console.table(
-            ["by the closed form", "KV heads", "MB/token", "tok/s"],
+            ["decoding with a full cache", "KV heads", "MB/token", "tok/s"],
             [
                 [
                     row["name"],
@@ -109,13 +142,19 @@ def _show_alternatives(console: Console, graph: "Graph", speed: float) -> list[d
                     f"{row['bytes_per_token'] / 1e6:,.2f}",
                     f"{row['tokens_per_second']:,.2f}",
                 ]
-                for row in rows
+                for row in document["compared"]
             ],
         )
+        rest = document["without_cache"]
+        held = "this graph's" if rest is None else f"{rest / 1e6:,.2f} MB/token"
+        console.print(f"bytes beside the cache are held at {held}; a bound, not a measured speed")
+    console.print(f"bandwidth: {speed:,.0f} MB/s, {document['bandwidth_source']}")
+    if document["measured"]:
+        implied = document["measured"]["implied_bytes_per_token"] / 1e6
         console.print(
-            "bytes beside the cache are held at this graph's; a bound, not a measured speed"
+            f"implied by the measured {document['measured']['tokens_per_second']:g} tok/s: "
+            f"{implied:,.0f} MB/token"
         )
-    return rows
 
 
 def _parse_bandwidth(text: str) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 from upcycle.errors import ExportError
 from upcycle.export.graph import Function, Operation
+from upcycle.export.kv_flow import VIEWS
 
 _FREE = {"const", "read_state", "write_state"}
-_VIEWS = {"expand_dims", "identity", "reshape", "squeeze"}
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Traffic:
     Attributes:
         weights: constants of the weight file, compressed as stored.
         kv_read: KV cache read where it lies.
-        kv_write: new K and V written into it.
-        copies: copies of K and V (such as `tile`), written and read again.
+        kv_write: new K and V written into it, or given out for an app to write.
+        copies: copies of K and V (such as `tile` makes), written and read again.
         activations: everything else.
     """
 
@@ -68,59 +68,50 @@ class _Counter:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        self.kv = function.kv
         self.bytes = {field.name: 0 for field in fields(Traffic)}
-        self.weights = dict(function.weights)
-        self.literals: set[str] = set()  # small constants of the program itself: axes, shapes
-        self.in_place: set[str] = set()  # values that are (views of) a state
+        self.weights = {name: weight.nbytes for name, weight in function.weights.items()}
 
     def add(self, op: Operation) -> None:
-        if op.type in _FREE:
-            if op.type == "read_state":
-                self.in_place.update(op.outputs)
-            elif op.type == "const":
-                self.literals.update(set(op.outputs) - self.weights.keys())
-        elif op.type.startswith("constexpr_"):
+        if op.type in _FREE or op.type in VIEWS or self.kv.is_outermost_slice(op):
+            return
+        if op.type.startswith("constexpr_"):
             # Decompressed on the fly: its reader moves the compressed bytes.
             self.weights[op.outputs[0]] = sum(self.weights.get(name, 0) for name in op.operands)
-        elif op.type in _VIEWS or (op.type == "slice_by_index" and self._is_outermost_slice(op)):
-            self.in_place.update(op.outputs if self.in_place.intersection(op.operands) else ())
         elif op.type == "slice_by_index":
-            self._move(op.inputs["x"][0], self._size(op.outputs[0]))
+            self._read(op.inputs["x"][0], self._size(op.outputs[0]))
         elif op.type == "slice_update":
-            written = "kv_write" if op.inputs["x"][0] in self.in_place else "activations"
+            written = "kv_write" if op.outputs[0] in self.kv.in_place else "activations"
             self.bytes[written] += self._size(op.inputs["update"][0])
-            self.in_place.update(op.outputs if written == "kv_write" else ())
         elif op.type == "gather":
-            picked = sum(self._size(name) for name in op.outputs)
-            self._move(op.inputs["x"][0], picked)
-            self.bytes["activations"] += picked
+            self._read(op.inputs["x"][0], sum(map(self._size, op.outputs)))
+            self._write(op)
         else:
             for name in op.operands:
-                self._move(name, self._size(name))
+                self._read(name, self._size(name))
             self._write(op)
-
-    def _is_outermost_slice(self, op: Operation) -> bool:
-        source = self.function.types[op.inputs["x"][0]].shape
-        output = self.function.types[op.outputs[0]].shape
-        return len(source) == len(output) and source[1:] == output[1:]
 
     def _size(self, name: str) -> int:
         if name in self.weights:
             return self.weights[name]
         return self.function.types[name].nbytes if name in self.function.types else 0
 
-    def _move(self, name: str, size: int) -> None:
+    def _read(self, name: str, size: int) -> None:
         """Count a read of `size` bytes of a value."""
-        if name in self.literals:
-            return
         if name in self.weights:
             kind = "weights"
-        elif name in self.in_place:
+        elif name in self.function.literals:
+            return  # small constants of the program itself: axes, shapes
+        elif name in self.kv.in_place:
             kind = "kv_read"
         else:
-            kind = "copies" if name in self.function.kv_values else "activations"
+            kind = "copies" if name in self.kv.values else "activations"
         self.bytes[kind] += size
 
     def _write(self, op: Operation) -> None:
-        kind = "copies" if self.function.kv_values.intersection(op.outputs) else "activations"
-        self.bytes[kind] += sum(map(self._size, op.outputs))
+        for name in op.outputs:
+            if name in self.kv.stored:
+                kind = "kv_write"
+            else:
+                kind = "copies" if name in self.kv.values else "activations"
+            self.bytes[kind] += self._size(name)

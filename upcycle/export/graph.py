@@ -3,49 +3,49 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from upcycle.errors import ExportError
+from upcycle.export.kv_flow import KvFlow
+from upcycle.export.proto_values import DATA_TYPES, declared_shape, dtype_name, literal_values
 from upcycle.export.specification import read_specification
 
-# Bits per element, by the number that MIL.proto gives each data type.
-_BITS = {
-    1: 8,  # BOOL
-    10: 16, 11: 32, 12: 64, 13: 16,  # FLOAT16, FLOAT32, FLOAT64, BFLOAT16
-    21: 8, 22: 16, 23: 32, 24: 64, 25: 4,  # INT8 .. INT64, INT4
-    31: 8, 32: 16, 33: 32, 34: 64, 35: 4, 36: 2, 37: 1, 38: 6, 39: 3,  # UINT8 .. UINT3
-    40: 8, 41: 8,  # FLOAT8
-}  # fmt: skip
-# What these make of a KV cache is still that cache: the same values, seen or copied.
-_KEEPS_VALUES = {
-    "cast",
-    "concat",
-    "expand_dims",
-    "identity",
-    "reshape",
-    "slice_by_index",
-    "slice_update",
-    "split",
-    "squeeze",
-    "tile",
-    "transpose",
-}
+Literal = tuple[float, ...] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and element size of a value; a dimension is None where it is dynamic."""
+    """Shape and element type of a value; a dimension is None where it is dynamic."""
 
     shape: tuple[int | None, ...]
-    bits: int
+    dtype: str
+
+    @property
+    def bits(self) -> int:
+        """Bits per element; 0 for what has no elements."""
+        return DATA_TYPES.get(self.dtype, 0)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; a dynamic dimension counts as 1."""
+        return math.prod(1 if size is None else size for size in self.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the packed elements; a dynamic dimension counts as 1."""
-        return math.ceil(math.prod(size or 1 for size in self.shape) * self.bits / 8)
+        return math.ceil(self.elements * self.bits / 8)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant in a weight file: its bytes, compressed as stored, and where its record begins."""
+
+    nbytes: int
+    file: Path
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Tile:
     Attributes:
         shape: of its output.
         nbytes: of its output.
-        of_kv: whether its input comes from a KV-cache state.
+        of_kv: whether it copies keys or values, cached or new.
     """
 
     shape: tuple[int | None, ...]
@@ -85,13 +85,22 @@ class Function:
         operations: in order, constants included.
         types: of every value, by name.
         states: types of the states, by name.
-        weights: bytes of the constants that lie in the weight file, by name, compressed as stored.
+        weights: the constants that lie in a weight file, by name.
+        inputs: names of the inputs, without the states.
+        outputs: names of the outputs.
+        literals: values of the constants that lie in the program itself, by name.
+        declared: shapes of the inputs and states as the package promises them to an app, by name;
+            a flexible dimension is written as a range.
     """
 
     operations: tuple[Operation, ...]
     types: Mapping[str, TensorType]
     states: Mapping[str, TensorType]
-    weights: Mapping[str, int]
+    weights: Mapping[str, Weight]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    literals: Mapping[str, Literal] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def histogram(self) -> Counter[str]:
@@ -99,19 +108,14 @@ class Function:
         return Counter(op.type for op in self.operations if op.type != "const")
 
     @cached_property
-    def kv_values(self) -> frozenset[str]:
-        """Values that hold (part of) a state's content, copied or not."""
-        found: set[str] = set()
-        for op in self.operations:
-            if op.type == "read_state" or (
-                op.type in _KEEPS_VALUES and found.intersection(self.data_operands(op))
-            ):
-                found.update(op.outputs)
-        return frozenset(found)
+    def producers(self) -> Mapping[str, Operation]:
+        """The operation that makes each value."""
+        return {name: op for op in self.operations for name in op.outputs}
 
-    def data_operands(self, op: Operation) -> tuple[str, ...]:
-        """The operands whose values pass through an operation of `_KEEPS_VALUES`."""
-        return op.inputs.get("x", ()) + op.inputs.get("values", ())
+    @cached_property
+    def kv(self) -> KvFlow:
+        """Which of the values are keys and values of attention."""
+        return KvFlow(self)
 
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
@@ -120,7 +124,7 @@ class Function:
             Tile(
                 self.types[op.outputs[0]].shape,
                 self.types[op.outputs[0]].nbytes,
-                of_kv=op.outputs[0] in self.kv_values,
+                of_kv=op.outputs[0] in self.kv.values,
             )
             for op in self.operations
             if op.type == "tile"
@@ -138,6 +142,16 @@ class Function:
         """Whether every shape is known, so that bytes can be counted."""
         return all(None not in tensor.shape for tensor in self.types.values())
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight files that this function needs, each constant once."""
+        return _stored_bytes([self])
+
+    def literal(self, op: Operation, key: str) -> Literal | None:
+        """The value of an operand that is a constant of the program itself."""
+        names = op.inputs.get(key, ())
+        return self.literals.get(names[0]) if names else None
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -146,10 +160,31 @@ class Graph:
     Attributes:
         functions: by name; a package with one function calls it "main".
         metadata: what the exporter noted, such as its own manifest.
+        default: name of the function that runs unless an app names another.
     """
 
     functions: Mapping[str, Function]
     metadata: Mapping[str, str]
+    default: str
+
+    @property
+    def decode(self) -> Function:
+        """The default function: in a language model the one that decodes."""
+        return self.functions[self.default]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight files, what several functions share counted once."""
+        return _stored_bytes(self.functions.values())
+
+
+def _stored_bytes(functions: Iterable[Function]) -> int:
+    records = {
+        (weight.file, weight.offset): weight.nbytes
+        for function in functions
+        for weight in function.weights.values()
+    }
+    return sum(records.values())
 
 
 def read_graph(package: str | Path) -> Graph:
@@ -158,42 +193,83 @@ def read_graph(package: str | Path) -> Graph:
     Raises:
         ExportError: it is no Core ML package with an ML program, or a damaged one.
     """
-    model = read_specification(Path(package))
+    model, path = read_specification(Path(package)), Path(package)
+    description = model.description
+    declared = {each.name: each for each in description.functions}
     functions = {
-        name: _read_function(function, Path(package))
+        name: _read_function(function, declared.get(name, description), path)
         for name, function in sorted(model.mlProgram.functions.items())
     }
-    return Graph(functions, dict(model.description.metadata.userDefined))
+    default = description.defaultFunctionName or "main"
+    metadata = dict(description.metadata.userDefined)
+    return Graph(functions, metadata, default if default in functions else next(iter(functions)))
 
 
-def _read_function(function: Any, package: Path) -> Function:
-    block = function.block_specializations[function.opset]
-    types: dict[str, TensorType] = {}
-    states: dict[str, TensorType] = {}
+def _read_function(function: Any, description: Any, package: Path) -> Function:
+    reader = _Reader(package)
     for value in function.inputs:
         if value.type.WhichOneof("type") == "stateType":
-            states[value.name] = _tensor_type(value.type.stateType.wrappedType)
+            reader.states[value.name] = _tensor_type(value.type.stateType.wrappedType)
         else:
-            types[value.name] = _tensor_type(value.type)
-    operations = []
-    weights = {}
-    for op in _flatten(block.operations):
-        outputs = tuple(value.name for value in op.outputs)
-        types |= {value.name: _tensor_type(value.type) for value in op.outputs}
-        inputs = {
-            key: tuple(argument.name for argument in value.arguments if argument.name)
-            for key, value in op.inputs.items()
-        }
-        operations.append(Operation(op.type, inputs, outputs))
-        if op.type == "const" and op.attributes["val"].HasField("blobFileValue"):
-            weights[outputs[0]] = types[outputs[0]].nbytes
+            reader.types[value.name] = _tensor_type(value.type)
+    names = tuple(reader.types)
+    block = function.block_specializations[function.opset]
+    operations = tuple(reader.read(op) for op in _flatten(block.operations))
     if not operations:
         raise ExportError(
             "the program has a function without operations",
             where=str(package),
             fix="make the package again",
         )
-    return Function(tuple(operations), types, states, weights)
+    return Function(
+        operations,
+        reader.types,
+        reader.states,
+        reader.weights,
+        inputs=names,
+        outputs=tuple(block.outputs),
+        literals=reader.literals,
+        declared={
+            each.name: declared_shape(each) for each in (*description.input, *description.state)
+        },
+    )
+
+
+class _Reader:
+    """Reads operations and collects what they say about values."""
+
+    def __init__(self, package: Path) -> None:
+        self.folder = package / "Data" / "com.apple.CoreML"
+        self.types: dict[str, TensorType] = {}
+        self.states: dict[str, TensorType] = {}
+        self.weights: dict[str, Weight] = {}
+        self.literals: dict[str, Literal] = {}
+
+    def read(self, op: Any) -> Operation:
+        self.types |= {value.name: _tensor_type(value.type) for value in op.outputs}
+        if op.type == "const":
+            self._add_constant(op.outputs[0].name, op.attributes["val"])
+        inputs = {key: tuple(self._operands(op, key)) for key in op.inputs}
+        return Operation(op.type, inputs, tuple(value.name for value in op.outputs))
+
+    def _operands(self, op: Any, key: str) -> Iterator[str]:
+        """Names of the values of one operand; a constant inside the operation gets a name."""
+        for argument in op.inputs[key].arguments:
+            if argument.WhichOneof("binding") == "name":
+                yield argument.name
+            else:
+                name = f"{op.outputs[0].name}.{key}"
+                self.types[name] = _tensor_type(argument.value.type)
+                self._add_constant(name, argument.value)
+                yield name
+
+    def _add_constant(self, name: str, value: Any) -> None:
+        if value.HasField("blobFileValue"):
+            blob = value.blobFileValue
+            file = Path(blob.fileName.replace("@model_path", str(self.folder)))
+            self.weights[name] = Weight(self.types[name].nbytes, file, blob.offset)
+        else:
+            self.literals[name] = literal_values(value)
 
 
 def _flatten(operations: Iterable[Any]) -> Iterator[Any]:
@@ -206,10 +282,10 @@ def _flatten(operations: Iterable[Any]) -> Iterator[Any]:
 def _tensor_type(value_type: Any) -> TensorType:
     """The type of a value; lists and the like have no elements of their own."""
     if value_type.WhichOneof("type") != "tensorType":
-        return TensorType((0,), 0)
+        return TensorType((0,), "list")
     tensor = value_type.tensorType
     shape = tuple(
         int(dimension.constant.size) if dimension.HasField("constant") else None
         for dimension in tensor.dimensions
     )
-    return TensorType(shape, _BITS.get(tensor.dataType, 0))
+    return TensorType(shape, dtype_name(tensor))

@@ -13,9 +13,13 @@ from upcycle.attention import AttentionShape
 from upcycle.errors import ExportError
 from upcycle.export.counting import Traffic, count_traffic
 from upcycle.export.graph import Graph, read_graph
+from upcycle.export.inferred import inferred_shape
 from upcycle.kvcache.counting import parameters_saved
 
-BANDWIDTH = 55_900_000_000  # B/s, fitted to a 1.2 B model's decoding measured on a phone
+BANDWIDTH = 55_900_000_000  # B/s
+BANDWIDTH_SOURCE = (
+    "fitted to one measurement on a phone: 54.30 tok/s of a 1.2B model that moves 1,030 MB/token"
+)
 METADATA_KEY = "upcycle"
 _KV_BYTES = 2  # fp16 states
 _WEIGHT_BYTES = 2  # fp16 weights
@@ -67,14 +71,18 @@ class Alternative:
     bytes_per_token: int
 
 
-def alternatives(graph: Graph) -> list[Alternative]:
-    """What the decode graph of `upcycle export` would move as MHA, GQA both ways, and MQA.
+def alternatives(graph: Graph, without_cache: int | None = None) -> list[Alternative]:
+    """What a decode graph of this model would move as MHA, GQA both ways, and MQA.
 
     The bytes of all but the cache are held at this graph's; an MHA model's K and V projections
-    would add to them. Empty for a package that `upcycle export` did not make.
+    would add to them. Empty where the attention's shape is unknown or shapes are dynamic.
+
+    Args:
+        graph: of the package.
+        without_cache: W, bytes of all but the cache, instead of what the graph has.
     """
-    shape = exported_shape(graph)
-    if shape is None:
+    shape = attention_shape(graph)
+    if shape is None or not graph.decode.is_static:
         return []
     heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
     rows = [("MHA", heads, False)]
@@ -82,19 +90,36 @@ def alternatives(graph: Graph) -> list[Alternative]:
         rows += [("GQA, repeat-kv", groups, True), ("GQA, Q-fold", groups, False)]
     rows += [("MQA, repeat-kv", 1, True)] if groups == 1 else []
     rows += [("MQA, Q-fold", 1, False)]
-    without_cache = count_traffic(graph.functions["main"]).without_cache
+    if without_cache is None:
+        without_cache = count_traffic(graph.decode).without_cache
     return [
         Alternative(name, kv_heads, _bytes_at(without_cache, shape, kv_heads, repeated))
         for name, kv_heads, repeated in rows
     ]
 
 
+def attention_shape(graph: Graph) -> dict[str, int] | None:
+    """L, H, g, d + e and C: as the package's manifest notes them, else as its graph shows them."""
+    noted = exported_shape(graph)
+    if noted is not None:
+        return noted
+    shape = inferred_shape(graph.decode)
+    if shape is None or shape.pop("tokens") != 1:
+        return None
+    return shape
+
+
+def noted_manifest(graph: Graph) -> dict[str, Any] | None:
+    """The manifest of a package that `upcycle export` made, else None."""
+    note = graph.metadata.get(METADATA_KEY)
+    return None if note is None else json.loads(note)
+
+
 def exported_shape(graph: Graph) -> dict[str, int] | None:
     """L, H, g, d + e and C as `upcycle export` noted them in the package, or None."""
-    note = graph.metadata.get(METADATA_KEY)
-    if note is None:
+    manifest = noted_manifest(graph)
+    if manifest is None:
         return None
-    manifest = json.loads(note)
     decoder = manifest["result"]["decoder"]
     return {
         "num_layers": decoder["num_layers"],
@@ -130,7 +155,7 @@ def describe_export(
             where=f"its metadata, key {METADATA_KEY!r}",
             fix="export the checkpoint with `upcycle export`",
         )
-    function = graph.functions["main"]
+    function = graph.decode
     traffic = count_traffic(function)
     groups = shape["num_key_value_heads"]
     rows = {

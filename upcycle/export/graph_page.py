@@ -1,0 +1,34 @@
+"""The document of `describe_package` as one HTML file that asks nothing of a network."""
+
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.staging import writing
+
+
+def render_page(document: dict[str, Any]) -> str:
+    """The page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from upcycle.report import formatting
+
+    environment = Environment(
+        loader=PackageLoader("upcycle.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("binary_bytes", "integer", "megabytes", "rate"):
+        environment.filters[name] = getattr(formatting, name)
+    return environment.get_template("graph.html.j2").render(document)
+
+
+def write_page(document: dict[str, Any], path: Path) -> None:
+    """Write the page, over an older one.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    with writing(path):
+        path.write_text(render_page(document), encoding="utf-8")

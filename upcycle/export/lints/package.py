@@ -1,0 +1,92 @@
+"""Lints of a whole package: its size, what its functions share, what its maker promised."""
+
+from collections.abc import Callable, Iterator
+
+from upcycle.export.graph import Function, Graph
+from upcycle.export.lints.finding import Found, PackageLint
+from upcycle.export.traffic import noted_manifest
+
+_SHARED = 1.02  # a package may be this much larger than its largest function
+
+
+def _larger_than(limit: int) -> Callable[[Graph], Iterator[Found]]:
+    def check(graph: Graph) -> Iterator[Found]:
+        if graph.weight_bytes > limit:
+            yield "weights", f"{graph.weight_bytes:,} B of weights"
+
+    return check
+
+
+def _unshared(graph: Graph) -> Iterator[Found]:
+    alone = {name: function.weight_bytes for name, function in graph.functions.items()}
+    largest = max(alone, key=alone.__getitem__)
+    if graph.weight_bytes > _SHARED * alone[largest]:
+        yield largest, f"{graph.weight_bytes:,} B of weights, of which it needs {alone[largest]:,}"
+
+
+def _several_masks(graph: Graph) -> Iterator[Found]:
+    for name, function in graph.functions.items():
+        masks = [value for value in function.inputs if "mask" in value.lower()]
+        if len(masks) > 1:
+            yield name, f"{len(masks)} masks: {', '.join(masks)}"
+
+
+def _dropped_layers(graph: Graph) -> Iterator[Found]:
+    """Linear layers and cache writes against the manifest of `upcycle export`."""
+    manifest = noted_manifest(graph)
+    if manifest is None:
+        return
+    decoder = manifest["result"]["decoder"]
+    for name, function in graph.functions.items():
+        counts = {
+            "linear layers": (_linears(function), decoder["num_linears"]),
+            "cache writes": (len(function.kv.updates), 2 * decoder["num_layers"]),
+        }
+        for what, (found, expected) in counts.items():
+            if found < expected:
+                yield name, f"{found} {what} instead of {expected}"
+
+
+def _linears(function: Function) -> int:
+    """Products with a weight, however they are written."""
+    attention = {op.outputs for op in function.kv.contractions}
+    return sum(
+        op.type in ("linear", "conv", "matmul") and op.outputs not in attention
+        for op in function.operations
+    )
+
+
+PACKAGE_LINTS = (
+    PackageLint(
+        "dropped-layers",
+        "error",
+        _dropped_layers,
+        "export again: the converter has dropped part of the model",
+    ),
+    PackageLint(
+        "weights-2GB",
+        "error",
+        _larger_than(2_000_000_000),
+        "quantise (--quantize) or split the package: beyond 2 GB a program does not load on the "
+        "Neural Engine",
+    ),
+    PackageLint(
+        "weights-1GB",
+        "warning",
+        _larger_than(1_000_000_000),
+        "quantise (--quantize) or split the package: from 1.0 to 1.4 GB on, packages have run on "
+        "the GPU without saying so",
+    ),
+    PackageLint(
+        "unshared-weights",
+        "warning",
+        _unshared,
+        "compress each function alike, then merge them, so that their weights are stored once",
+    ),
+    PackageLint(
+        "several-masks",
+        "note",
+        _several_masks,
+        "fill each in your own client: swift-transformers fills only one causal mask",
+    ),
+)
