@@ -1,0 +1,96 @@
+"""The folder beside the package."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.tiny import tiny_checkpoint
+from upcycle.checkpoint.manifest import hash_file, read_manifest
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.errors import OutputError
+from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
+
+MANIFEST = {"source": {"config.json": "x"}, "options": {"context": 32}, "result": {"decoder": {}}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    folder = tiny_checkpoint(tmp_path / "source", num_hidden_layers=1)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}é")
+    (folder / "README.md").write_text("not for the app")
+    return Checkpoint.open(folder)
+
+
+def make(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    manifest: Mapping[str, Any] = MANIFEST,
+) -> Path:
+    with staged_bundle(output, overwrite=overwrite, inputs=[checkpoint.folder]) as (entry, folder):
+        (entry / "Data").mkdir(parents=True)
+        (entry / "Manifest.json").write_text("{}")
+        (entry / "Data" / "weights.bin").write_bytes(b"1234")
+        write_bundle(checkpoint, folder, package=entry, manifest=manifest)
+    return bundle_folder(output)
+
+
+def test_the_folder_holds_what_an_app_needs_and_nothing_else(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = make(checkpoint, tmp_path / "model.mlpackage")
+    assert folder == tmp_path / "model-tokenizer"
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json"} <= names
+    assert {"tokenizer_config.json", "chat_template.jinja", "upcycle.json"} <= names
+    assert not names & {"README.md", "model.safetensors"}
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert tokenizer.decode(tokenizer("héllo")["input_ids"]) == "héllo"
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "hié"
+
+
+def test_the_template_is_there_as_json_too(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = make(checkpoint, tmp_path / "model.mlpackage")
+    template = json.loads((folder / "chat_template.json").read_text())
+    assert template == {"chat_template": "{{ messages[0].content }}é"}
+
+
+def test_the_manifest_names_every_file_of_both(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = make(checkpoint, tmp_path / "model.mlpackage")
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest["options"] == {"context": 32}
+    result = manifest["result"]
+    assert result["decoder"] == {}
+    weights = tmp_path / "model.mlpackage" / "Data" / "weights.bin"
+    assert result["package"]["Data/weights.bin"] == hash_file(weights)
+    assert set(result["files"]) | {"upcycle.json"} == {path.name for path in folder.iterdir()}
+    assert result["files"]["tokenizer.json"] == hash_file(folder / "tokenizer.json")
+
+
+def test_a_failure_leaves_neither(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(KeyError):
+        make(checkpoint, tmp_path / "model.mlpackage", manifest={})
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_both_are_replaced_only_when_asked(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    output = tmp_path / "model.mlpackage"
+    folder = make(checkpoint, output)
+    with pytest.raises(OutputError, match="exists"):
+        make(checkpoint, output)
+    (folder / "stale").touch()
+    make(checkpoint, output, overwrite=True)
+    assert not (folder / "stale").exists()
+    folder.rename(tmp_path / "kept")
+    folder.mkdir()
+    (folder / "mine.txt").touch()
+    with pytest.raises(OutputError, match="not made by upcycle"):
+        make(checkpoint, output, overwrite=True)

@@ -1,0 +1,83 @@
+"""What an app needs beside the package: tokenizer, chat template, settings, hashes of it all."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.files import chunks_of
+from upcycle.checkpoint.manifest import hash_folder, write_manifest
+from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.checkpoint.staging import staged, staged_entry
+
+TOKENIZER_FILE = "tokenizer.json"
+_TEMPLATE, _TEMPLATE_AS_JSON = "chat_template.jinja", "chat_template.json"
+# As they lie in a checkpoint, which is also where transformers and swift-transformers look.
+_COPIED = (
+    CONFIG_FILE, "generation_config.json", TOKENIZER_FILE, "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "tokenizer.model", _TEMPLATE, _TEMPLATE_AS_JSON,
+)  # fmt: skip
+
+
+def bundle_folder(package: Path) -> Path:
+    """The folder beside `model.mlpackage`: `model-tokenizer`."""
+    return package.with_name(f"{package.stem}-tokenizer")
+
+
+@contextmanager
+def staged_bundle(
+    package: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()
+) -> Iterator[tuple[Path, Path]]:
+    """Where to write a package and its folder; both take their names when the block succeeds.
+
+    The package comes last: once it is there, the folder is too.
+
+    Raises:
+        OutputError: as for `staged`, for either.
+    """
+    inputs = list(inputs)
+    with (
+        staged_entry(package, overwrite=overwrite, inputs=inputs) as entry,
+        staged(bundle_folder(package), overwrite=overwrite, inputs=inputs) as folder,
+    ):
+        yield entry, folder
+
+
+def write_bundle(
+    checkpoint: Checkpoint, folder: Path, *, package: Path, manifest: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Copy what a checkpoint has of the tokenizer and its settings, and note what belongs together.
+
+    Args:
+        checkpoint: what was exported.
+        folder: where the files go.
+        package: the finished package.
+        manifest: the document in the package's metadata.
+
+    Returns:
+        The folder's manifest, with a hash of every file of the folder and of the package.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    for name in _COPIED:
+        source = checkpoint.folder / name
+        if source.exists():
+            with (folder / name).open("wb") as file:
+                file.writelines(chunks_of(source))
+    template = folder / _TEMPLATE
+    if template.exists() and not (folder / _TEMPLATE_AS_JSON).exists():
+        # Some releases of swift-transformers read this form alone.
+        text = json.dumps({"chat_template": template.read_text(encoding="utf-8")})
+        (folder / _TEMPLATE_AS_JSON).write_text(text + "\n", encoding="utf-8")
+    hashes = {"files": hash_folder(folder), "package": hash_folder(package)}
+    return write_manifest(
+        folder,
+        stage="export",
+        source=manifest["source"],
+        options=manifest["options"],
+        libraries=(),
+        result={**manifest["result"], **hashes},
+    )

@@ -1,0 +1,97 @@
+"""The numbers that quantised weights stand for, as Core ML computes them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from upcycle.errors import ExportError
+from upcycle.export.quantize.palette import fit_palette
+from upcycle.export.quantize.schemes import Scheme
+from upcycle.export.quantize.weights import Weight, find_weights, untie
+
+
+def dequantise(weight: Tensor, scheme: Scheme) -> Tensor:
+    """A weight [out, in] or [experts, out, in] as the package holds it, in fp16.
+
+    Raises:
+        ExportError: it is not finite in fp16.
+    """
+    half = weight.detach().half()
+    if not half.isfinite().all():
+        raise ExportError(
+            "the weight is not finite in fp16",
+            where=f"a weight of shape {list(weight.shape)}",
+            fix="export a checkpoint whose weights are within +-65504",
+        )
+    return _palette(half, scheme) if scheme.kind == "palette" else _linear(half, scheme)
+
+
+def _palette(weight: Tensor, scheme: Scheme) -> Tensor:
+    group = 1 if weight.ndim == 3 else scheme.group or len(weight)
+    parts = []
+    for part in weight.numpy().reshape(len(weight) // group, -1):
+        table, indices = fit_palette(part, scheme.bits)
+        parts.append(table[indices])
+    return torch.from_numpy(np.stack(parts)).view(weight.shape)
+
+
+def _linear(weight: Tensor, scheme: Scheme) -> Tensor:
+    """Symmetric integers in +-(2^(bits-1) - 1), all in fp16 arithmetic, as coremltools has it."""
+    blocks = weight.reshape(*weight.shape[:-1], -1, scheme.block or weight.shape[-1])
+    largest = 2 ** (scheme.bits - 1) - 1
+    scale = 2 * blocks.abs().amax(-1, keepdim=True) / (2 * largest)
+    integers = torch.round(blocks / scale).clamp(-largest, largest)
+    return torch.where(scale > 0, integers * scale, 0).flatten(-2)
+
+
+@contextmanager
+def dequantised(
+    model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]
+) -> Iterator[None]:
+    """A model with some of its weights as the package would hold them, while the context lasts.
+
+    Args:
+        model: a causal LM of transformers in fp32.
+        weights: of `find_weights`, by name.
+        schemes: of `assign`, or some of them.
+    """
+    saved = {name: model.get_parameter(name).data for name in schemes}
+    try:
+        for name, scheme in schemes.items():
+            model.get_parameter(name).data = _in_place_of(saved[name], weights[name], scheme)
+        yield
+    finally:
+        for name, data in saved.items():
+            model.get_parameter(name).data = data
+
+
+def dequantise_model(
+    model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]
+) -> None:
+    """Replace a model's weights for good by what the package holds; arguments as above."""
+    for name, scheme in schemes.items():
+        parameter = model.get_parameter(name)
+        parameter.data = _in_place_of(parameter.data, weights[name], scheme)
+
+
+def dequantise_as_recorded(model: Any, record: Mapping[str, Any]) -> None:
+    """Give a freshly loaded model the weights that a package holds.
+
+    Args:
+        model: the exported checkpoint's causal LM in fp32.
+        record: of `Prepared.record`, which the manifest has as `result.quantization`.
+    """
+    if record["untied"]:
+        untie(model)
+    schemes = {name: Scheme.model_validate(scheme) for name, scheme in record["schemes"].items()}
+    dequantise_model(model, {weight.name: weight for weight in find_weights(model)}, schemes)
+
+
+def _in_place_of(data: Tensor, weight: Weight, scheme: Scheme) -> Tensor:
+    if weight.transposed:
+        return dequantise(data.transpose(1, 2), scheme).transpose(1, 2).to(data.dtype)
+    return dequantise(data, scheme).to(data.dtype)

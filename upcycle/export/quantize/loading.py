@@ -1,0 +1,46 @@
+"""From the word after `--quantize` to a checked scheme."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from upcycle.errors import ExportError
+from upcycle.export.quantize.schemes import PRESETS, Quantization
+from upcycle.recipe.strict_yaml import Problem, read_tree
+
+
+def load_quantization(spec: str) -> Quantization:
+    """A preset by its name, or a YAML file.
+
+    Raises:
+        ExportError: there is no such preset or file, or the file is wrong; every problem is named
+            with its line and key.
+    """
+    if spec in PRESETS:
+        return PRESETS[spec]
+    path = Path(spec)
+    if not path.is_file():
+        raise ExportError(
+            f"there is no quantisation {spec!r}",
+            where="--quantize",
+            fix=f"choose one of {', '.join(PRESETS)}, or name a YAML file",
+        )
+    tree = read_tree(path)
+    problems = list(tree.problems)
+    if not problems:
+        try:
+            return Quantization.model_validate(tree.value)
+        except ValidationError as error:
+            problems = [
+                Problem(tree.where(details["loc"]), _message(details["type"], details["msg"]))
+                for details in error.errors()
+            ]
+    raise ExportError(
+        "; ".join(map(str, problems)), where=str(path), fix="mend each key named above"
+    )
+
+
+def _message(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "unknown key"
+    return message.removeprefix("Value error, ").replace("Input should", "should")

@@ -1,0 +1,123 @@
+"""Decide how every weight of a checkpoint is stored, before anything is converted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from upcycle.checkpoint.loading import load_model
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.calibration_text import calibration_rows
+from upcycle.errors import ExportError
+from upcycle.export.quantize.compression import compress
+from upcycle.export.quantize.dequantise import dequantise_model
+from upcycle.export.quantize.loading import load_quantization
+from upcycle.export.quantize.schemes import Scheme
+from upcycle.export.quantize.weights import (
+    Weight,
+    assign,
+    bits_by_role,
+    find_weights,
+    is_tied,
+    untie,
+)
+from upcycle.export.sensitivity import (
+    Sensitivity,
+    divergence,
+    log_probabilities,
+    measure_sensitivity,
+)
+from upcycle.progress import Watcher, ignore
+from upcycle.recipe.schema import BUILTIN
+
+_TOKENS = 512
+_SEQUENCE_LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is stored how.
+
+    Attributes:
+        weights: all weights with a role, by name.
+        schemes: of those that are quantised.
+        untied: whether a tied output matrix was separated from the embedding.
+        promoted: layers that get more bits.
+        sensitivity: what the promotion rests on, where there is any.
+        kl: mean KL(checkpoint || quantised checkpoint) on the same text, nats per token.
+    """
+
+    weights: Mapping[str, Weight]
+    schemes: Mapping[str, Scheme]
+    untied: bool = False
+    promoted: tuple[int, ...] = ()
+    sensitivity: Sensitivity | None = None
+    kl: float | None = None
+
+    def compress(self, model: Any) -> Any:
+        """A converted function with these weights compressed; see `compression.compress`."""
+        return compress(model, self.weights, self.schemes)
+
+    def record(self) -> dict[str, Any]:
+        """For the package's manifest and `--json`."""
+        return {
+            "roles": bits_by_role(self.weights.values(), self.schemes),
+            "schemes": {
+                name: scheme.model_dump(exclude_none=True) for name, scheme in self.schemes.items()
+            },
+            "untied": self.untied,
+            "promoted": list(self.promoted),
+            "sensitivity": asdict(self.sensitivity) if self.sensitivity else None,
+            "kl": self.kl,
+        }
+
+
+def prepare_quantization(
+    checkpoint: Checkpoint,
+    spec: str,
+    *,
+    calibration: Sequence[str | Path] = (BUILTIN,),
+    untied: bool = False,
+    watch: Watcher = ignore,
+) -> Prepared:
+    """Choose a scheme for every weight; with a promotion, by measuring on text.
+
+    Args:
+        checkpoint: what will be exported.
+        spec: a preset or a YAML file, see `load_quantization`.
+        calibration: text to measure on, see `calibration_rows`; only read for a promotion.
+        untied: let a tied output matrix have another scheme than the embedding.
+        watch: told of each measured layer.
+
+    Raises:
+        CheckpointError: the model or its tokenizer does not load.
+        DataError: a text cannot be read, or there is too little of it.
+        ExportError: the scheme does not suit the model.
+    """
+    quantization = load_quantization(spec)
+    model = load_model(checkpoint.folder, dtype=torch.float32)
+    if untied:
+        if not is_tied(model):
+            raise ExportError(
+                "the output matrix is not tied to the embedding",
+                where="--untie",
+                fix="leave --untie away; both have their own scheme already",
+            )
+        untie(model)
+    weights = {weight.name: weight for weight in find_weights(model)}
+    schemes = assign(quantization, weights.values())
+    if quantization.promote is None:
+        return Prepared(weights, schemes, untied)
+    rows = calibration_rows(
+        checkpoint, calibration, tokens=_TOKENS, sequence_length=_SEQUENCE_LENGTH
+    )
+    sensitivity = measure_sensitivity(model, weights, schemes, rows, watch)
+    promoted = sensitivity.ranking[: quantization.promote.count]
+    schemes = assign(quantization, weights.values(), promoted)
+    with torch.inference_mode():
+        reference = log_probabilities(model, rows)
+        dequantise_model(model, weights, schemes)
+        kl = divergence(reference, log_probabilities(model, rows))
+    return Prepared(weights, schemes, untied, promoted, sensitivity, kl)
