@@ -18,6 +18,7 @@ COMMANDS = (
     "eval",
     "export",
     "graph",
+    "check-export",
     "run",
     "doctor",
 )
@@ -43,5 +44,5 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop us
     for name in COMMANDS:
-        import_module(f"upcycle.cli.{name}")
+        import_module(f"upcycle.cli.{name.replace('-', '_')}")
     app()

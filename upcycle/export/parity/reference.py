@@ -1,0 +1,144 @@
+"""The torch model that an exported program is measured against."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from upcycle.errors import ExportError
+from upcycle.export.parity.program import END, Program
+from upcycle.export.signature import DECODE
+
+_WRAPPER = "model"  # the module that is exported holds the model under this name
+_LEAST_COSINE = 0.5  # of a compressed weight and its original; 3 bits give 0.97, another layer's 0
+
+
+@dataclass(frozen=True)
+class Logits:
+    """A model's logits on the tokens of a check.
+
+    Attributes:
+        text: [N, vocabulary], all tokens from position 0 on.
+        end: [16, vocabulary], the first tokens at the end of the context.
+    """
+
+    text: Tensor
+    end: Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a program must give.
+
+    Attributes:
+        full: logits of the checkpoint.
+        own: logits with the program's weights, where they are compressed; else the checkpoint's.
+        replaced: parameters that were taken from the program.
+    """
+
+    full: Logits
+    own: Logits
+    replaced: int
+
+
+def reference_of(model: nn.Module, program: Program, tokens: Tensor) -> Reference:
+    """The logits of a model of transformers in fp32, whose compressed weights are replaced then.
+
+    Raises:
+        ExportError: a compressed weight of the program is not one of the model's.
+    """
+    full = _logits(model, program, tokens)
+    weights = program.loaded.compressed_weights(DECODE)
+    if not weights:
+        return Reference(full, full, 0)
+    replaced = use_weights(model, weights)
+    return Reference(full, _logits(model, program, tokens), replaced)
+
+
+@torch.inference_mode()
+def _logits(model: nn.Module, program: Program, tokens: Tensor) -> Logits:
+    def run(tokens: Tensor, start: int) -> Tensor:
+        positions = torch.arange(start, start + len(tokens))[None]
+        output: Any = model(input_ids=tokens[None], position_ids=positions, use_cache=False)
+        logits: Tensor = output.logits[0]
+        return logits.float()
+
+    return Logits(run(tokens, 0), run(tokens[:END], program.end))
+
+
+def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
+    """Give a model the decompressed weights of a package, found by their names.
+
+    Args:
+        model: of transformers, in fp32.
+        weights: as the program reads them, by the names of their constants, which are those of
+            the parameters with "_" for "." and something about types behind.
+
+    Returns:
+        How many parameters were replaced, each name of a tied one counted.
+
+    Raises:
+        ExportError: a weight has no parameter of its name and shape, or does not resemble it.
+    """
+    places: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    patterns = {name: _constant_name(name) for tied in places.values() for name in tied}
+    chosen = {}
+    for constant, weight in weights.items():
+        name = _parameter_of(constant, patterns)
+        chosen[name] = _fitted(constant, weight, model.get_parameter(name).detach())
+    replaced = 0
+    for tied in places.values():
+        own = {name: chosen[name] for name in tied if name in chosen}
+        for name in tied if own else ():
+            module, _, attribute = name.rpartition(".")
+            # A tied parameter may have been stored once, or in two ways.
+            value = own.get(name, next(iter(own.values())))
+            setattr(model.get_submodule(module), attribute, nn.Parameter(value, False))
+            replaced += 1
+    return replaced
+
+
+def _constant_name(parameter: str) -> re.Pattern[str]:
+    """What the export makes of a parameter's name, its module perhaps inside another one."""
+    *modules, attribute = (_WRAPPER, *parameter.split("."))
+    return re.compile(rf"{'_'.join(modules)}_([a-z]+_)?{attribute}(_|$)")
+
+
+def _parameter_of(constant: str, patterns: Mapping[str, re.Pattern[str]]) -> str:
+    found = [name for name, pattern in patterns.items() if pattern.match(constant)]
+    if not found:
+        raise ExportError(
+            f"the compressed weight {constant!r} has no parameter of its name in the model",
+            where="the package's constants",
+            fix="compare with the checkpoint that the package was made of",
+        )
+    return max(found, key=len)
+
+
+def _fitted(constant: str, weight: Tensor, parameter: Tensor) -> Tensor:
+    """The weight in its parameter's shape; a 1×1 convolution has axes of size 1 behind."""
+    if weight.numel() != parameter.numel() or weight.shape[: parameter.ndim] != parameter.shape:
+        raise ExportError(
+            f"the compressed weight {constant!r} has the shape {tuple(weight.shape)} and its "
+            f"parameter {tuple(parameter.shape)}",
+            where="the package's constants",
+            fix="compare with the checkpoint that the package was made of",
+        )
+    value = weight.reshape(parameter.shape).float()
+    cosine = torch.nn.functional.cosine_similarity(value.flatten(), parameter.flatten(), dim=0)
+    if not float(cosine) > _LEAST_COSINE:
+        raise ExportError(
+            f"the compressed weight {constant!r} does not resemble its parameter: their cosine is "
+            f"{float(cosine):.3f}",
+            where="the package's constants",
+            fix="compare with the checkpoint that the package was made of, or export it again",
+        )
+    # The export may have scaled it by a power of two against the overflow of fp16.
+    ratio = float(value.norm() / parameter.norm())
+    return value / 2.0 ** round(math.log2(ratio))
