@@ -1,38 +1,15 @@
 """Exports beyond the tiny Llama: other families, and a real checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.export.families import CONTEXT, EXPORTED, REFUSED, exported_checkpoint
 from tests.tiny import CLASSIC, tiny_checkpoint
+from upcycle.errors import ExportError
 from upcycle.export.coreml import export_coreml
 from upcycle.export.counting import count_traffic
-
-SMALL = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-OTHERS: dict[str, dict[str, Any]] = {
-    "cohere": {},
-    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
-    "gemma2": {"head_dim": 16},
-    "glm": {"head_dim": 8},
-    "granite": {},
-    "olmo2": {},
-    "phi3": {},
-    "qwen3": {"head_dim": 8},
-    "smollm3": {},
-    "stablelm": {},
-    "starcoder2": {},
-}
 
 
 @pytest.mark.slow
@@ -46,14 +23,20 @@ def test_supported_families_export_both_ways(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", OTHERS)
-def test_any_decoder_of_transformers_exports_without_copies(
-    model_type: str, tmp_path: Path
-) -> None:
-    config = AutoConfig.for_model(model_type, **{**SMALL, **OTHERS[model_type]})
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "source")
-    function = export_coreml(tmp_path / "source", tmp_path / "a.mlpackage", context=64).function
-    assert not any(tile.of_kv for tile in function.tiles)
+@pytest.mark.parametrize("family", EXPORTED)
+def test_decoding_and_prefill_copy_no_keys_and_values(family: str, tmp_path: Path) -> None:
+    source = exported_checkpoint(tmp_path / "source", family)
+    result = export_coreml(source, tmp_path / "a.mlpackage", context=CONTEXT, prefill=8)
+    for function in result.functions.values():
+        assert not any(tile.of_kv for tile in function.tiles)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_cannot_be_exported_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    settings, message = REFUSED[family]
+    source = tiny_checkpoint(tmp_path / "source", family, **settings)
+    with pytest.raises(ExportError, match=message):
+        export_coreml(source, tmp_path / "a.mlpackage", context=CONTEXT)
 
 
 @pytest.mark.slow

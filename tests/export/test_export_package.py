@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.tiny import tiny_checkpoint
@@ -43,7 +45,7 @@ def exported(request: pytest.FixtureRequest, source: Path) -> ExportResult:
 
 def test_only_repeat_kv_copies_keys_and_values(exported: ExportResult) -> None:
     copies = [tile for tile in exported.function.tiles if tile.of_kv]
-    if exported.attention == "qfold":
+    if exported.options.attention == "qfold":
         assert copies == []
     else:
         group = (1, GROUPS, HEADS // GROUPS, CONTEXT, HEAD_DIM)
@@ -73,7 +75,8 @@ def test_the_metadata_says_what_made_it(exported: ExportResult) -> None:
     assert metadata["co.huggingface.exporters.name"] == "source"
     manifest = json.loads(metadata["upcycle"])
     assert manifest == exported.manifest
-    assert manifest["options"] == {"attention": exported.attention, "context": CONTEXT}
+    assert manifest["options"] == asdict(exported.options)
+    assert manifest["result"]["decoder"]["masks"] == {"causalMask": None}
     assert set(manifest["source"]) == {"config.json", "model.safetensors"}
     assert not any("date" in key for key in metadata)
 
@@ -92,7 +95,8 @@ def test_progress_is_told_and_nothing_else_is_printed(
 ) -> None:
     seen: list[Progress] = []
     export_coreml(shallow, tmp_path / "model.mlpackage", context=32, watch=seen.append)
-    assert [moment.note for moment in seen] == ["loading", "tracing", "converting", "checking", ""]
+    notes = ["loading", "converting main", "checking", ""]
+    assert [moment.note for moment in seen] == notes
     assert seen[-1].done == seen[-1].total
     assert capfd.readouterr() == ("", "")
 
@@ -111,7 +115,7 @@ def test_a_dropped_cache_write_is_caught(
     def update(
         self: StateCache, key_states: Tensor, value_states: Tensor, layer_idx: int, **_: object
     ) -> tuple[Tensor, Tensor]:
-        index = self.start[None]
+        index = self.start + torch.arange(key_states.shape[2])
         self.keys[layer_idx, :, index] = key_states[0]
         self.values[layer_idx, :, index] = value_states[0]
         return self.keys[layer_idx : layer_idx + 1], self.values[layer_idx : layer_idx + 1]
@@ -124,9 +128,9 @@ def test_a_dropped_cache_write_is_caught(
 
 
 def test_unexpected_copies_are_caught(exported: ExportResult) -> None:
-    wrong = exported.attention == "qfold"
+    wrong = exported.options.attention == "qfold"
     with pytest.raises(BrokenExportError, match="tile of K and V"):
-        check_graph(exported.function, exported.shape, repeated=wrong)
+        check_graph(exported.function, exported.shape, repeated=wrong, states=True)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,10 @@ def test_unexpected_copies_are_caught(exported: ExportResult) -> None:
         ({"context": 33}, "context 33 is no positive multiple of 32"),
         ({"context": 0}, "context 0 is no positive multiple of 32"),
         ({"context": 160}, "context 160 is more than the model's 128 positions"),
+        ({"prefill": 64, "context": 64}, "prefill 64 is not between 2 and the context of 64"),
+        ({"prefill": 1}, "prefill 1 is not between 2 and the context of 512"),
         ({"attention": "sdpa"}, "unknown attention 'sdpa'"),
+        ({"kv_cache": "ring"}, "unknown kv-cache 'ring'"),
     ],
 )
 def test_bad_options_are_refused(
@@ -174,17 +181,8 @@ def test_bad_checkpoints_are_refused(
         export_coreml(copy, tmp_path / "model.mlpackage", context=32)
 
 
-def test_a_window_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
-    source = tiny_checkpoint(
-        tmp_path / "windowed", "mistral", sliding_window=40, num_hidden_layers=1
-    )
-    with pytest.raises(ExportError, match="sliding window of 40 is shorter than the context"):
-        export_coreml(source, tmp_path / "model.mlpackage", context=64)
-    assert export_coreml(source, tmp_path / "model.mlpackage", context=32).context == 32
-
-
 def test_the_traced_weights_are_the_checkpoints(exported: ExportResult) -> None:
     """The weight file holds every parameter once, tied or not, in fp16, and the rotary tables."""
     parameters = 2 * 260 * 64 + LAYERS * (2 * 64 * 64 + 2 * 64 * 16 + 3 * 64 * 96)
-    stored = sum(exported.function.weights.values())
+    stored = exported.function.weight_bytes
     assert 2 * parameters < stored < 2 * parameters * 1.1

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -29,7 +30,12 @@ class HalfRMSNorm(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "epsilon"), [(LlamaRMSNorm, "variance_epsilon"), (GemmaRMSNorm, "eps")]
+    ("kind", "epsilon"),
+    [
+        (LlamaRMSNorm, "variance_epsilon"),
+        (GemmaRMSNorm, "eps"),
+        (CohereLayerNorm, "variance_epsilon"),
+    ],
 )
 @settings(max_examples=40, deadline=None)
 @given(
@@ -59,7 +65,7 @@ def test_is_right_in_fp16_where_the_plain_norm_is_zero(size: int) -> None:
     guarded = ScaledNorm(norm, "eps")
     expected = x.double() / math.sqrt((x.double() ** 2).mean())
     torch.testing.assert_close(guarded(x).double(), expected, rtol=4e-3, atol=1e-4)
-    assert norm.largest_sum <= 2**15 * 1.01
+    assert norm.largest_sum <= size
 
 
 def test_zeros_stay_zeros() -> None:
@@ -67,8 +73,9 @@ def test_zeros_stay_zeros() -> None:
     assert ScaledNorm(HalfRMSNorm(8), "eps")(x).abs().max() == 0
 
 
-def test_every_rms_norm_is_guarded_and_no_layer_norm() -> None:
+def test_every_plain_norm_is_guarded_and_none_of_torch() -> None:
     assert guard_norms(tiny_model("llama")) == 2 * 2 + 1
+    assert guard_norms(tiny_model("cohere")) == 2 * 3 + 1
     phi = tiny_model("phi")
     assert guard_norms(phi) == 0
     assert isinstance(phi.model.final_layernorm, nn.LayerNorm)

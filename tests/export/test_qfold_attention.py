@@ -1,5 +1,6 @@
 """Q-fold against transformers' own attention, which repeats K and V."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD, qfold_attention, register_qfold
+from upcycle.export.attention import (
+    QFOLD,
+    REPEAT_KV,
+    Segments,
+    qfold_attention,
+    register_qfold,
+    repeated_attention,
+)
 
 
 def repeated(
@@ -31,18 +40,22 @@ def repeated(
     )[0]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("attention", [qfold_attention, repeated_attention])
+@pytest.mark.parametrize("apart", [False, True])
+@settings(max_examples=40, deadline=None)
 @given(
     batch=st.integers(1, 2),
     groups=st.integers(1, 4),
     members=st.integers(1, 5),
     queries=st.integers(1, 6),
-    past=st.integers(0, 9),
+    past=st.integers(1, 9),
     dims=st.tuples(st.integers(1, 8), st.integers(1, 8)),
     softcap=st.sampled_from([None, 2.0]),
     seed=st.integers(0, 2**16),
 )
 def test_equals_attention_with_repeated_heads(
+    attention: Callable[..., tuple[Tensor, None]],
+    apart: bool,
     batch: int,
     groups: int,
     members: int,
@@ -62,8 +75,9 @@ def test_equals_attention_with_repeated_heads(
     key, value = random(batch, groups, context, dims[0]), random(batch, groups, context, dims[1])
     mask = random(batch, 1, queries, context)
     mask += torch.full((queries, context), -4e4, dtype=torch.float64).triu(past + 1)
-    output, weights = qfold_attention(
-        nn.Module(), query, key, value, mask, scaling=0.3, softcap=softcap
+    keys, values = (Segments(x[:, :, :past], x[:, :, past:]) if apart else x for x in (key, value))
+    output, weights = attention(
+        nn.Module(), query, keys, values, mask, scaling=0.3, softcap=softcap
     )
     assert weights is None
     assert output.shape == (batch, queries, groups * members, dims[1])
@@ -71,6 +85,20 @@ def test_equals_attention_with_repeated_heads(
     torch.testing.assert_close(
         output, repeated(query, key, value, mask, 0.3, softcap), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("attention", [qfold_attention, repeated_attention])
+def test_sinks_take_their_share_of_the_softmax(
+    attention: Callable[..., tuple[Tensor, None]], queries: int
+) -> None:
+    query, key = torch.randn(2, 6, queries, 8), torch.randn(2, 2, 5, 8)
+    sinks, mask = torch.randn(6), torch.zeros(1, 1, queries, 5)
+    module: Any = SimpleNamespace(num_key_value_groups=3, training=False, sinks=sinks)
+    expected, _ = modeling_gpt_oss.eager_attention_forward(module, query, key, key, mask, 0.3)
+    for keys in (key, Segments(key[:, :, :4], key[:, :, 4:])):
+        output, _ = attention(nn.Module(), query, keys, keys, mask, scaling=0.3, s_aux=sinks)
+        torch.testing.assert_close(output, expected)
 
 
 def test_one_query_needs_no_mask() -> None:
@@ -85,19 +113,20 @@ def test_several_queries_without_a_mask_are_refused() -> None:
         qfold_attention(nn.Module(), query, key, key, None, scaling=1.0)
 
 
-@pytest.mark.parametrize("argument", [{"s_aux": torch.zeros(4)}, {"dropout": 0.1}])
+@pytest.mark.parametrize("argument", [{"position_bias": torch.zeros(4)}, {"dropout": 0.1}])
 def test_what_is_not_expressed_is_refused_by_name(argument: dict[str, Any]) -> None:
     query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ExportError, match=next(iter(argument))):
         qfold_attention(nn.Module(), query, key, key, None, scaling=1.0, **argument)
 
 
-def test_a_plain_forward_is_causal() -> None:
+@pytest.mark.parametrize("attention", [QFOLD, REPEAT_KV])
+def test_a_plain_forward_is_causal(attention: str) -> None:
     """transformers builds the mask only because a mask function is registered too."""
     register_qfold()
     model = tiny_model("llama", num_key_value_heads=2)
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         expected = model(tokens).logits
-        model.set_attn_implementation(QFOLD)
+        model.set_attn_implementation(attention)
         torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)

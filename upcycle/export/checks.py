@@ -7,32 +7,47 @@ tensor index, which takes the K and V projections along.
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.graph import Function
 
+_SHARED = 1.02  # all functions of a package weigh at most so much more than one
+
 
 class BrokenExportError(RuntimeError):
     """The converter produced another program than the one that was traced: our bug."""
 
 
-def check_graph(function: Function, shape: DecoderShape, *, repeated: bool) -> None:
-    """Compare a decode graph with the model that it was made from.
+def check_graph(function: Function, shape: DecoderShape, *, repeated: bool, states: bool) -> None:
+    """Compare a function's graph with the model that it was made from.
 
     Args:
         function: the graph, from the saved package.
         shape: what the model does in one forward pass.
         repeated: whether K and V are copied to all query heads.
+        states: whether K and V are kept in states; they are inputs and outputs otherwise.
 
     Raises:
         BrokenExportError: linear layers, cache writes or copies of K and V are missing or extra.
     """
     grouped = shape.num_attention_heads != shape.num_key_value_heads
+    caches = 2 * shape.num_layers
     expected = {
         "linear": shape.num_linears,
-        "writes of each state": [shape.num_layers] * 2,
-        "tile of K and V": 2 * shape.num_layers if repeated and grouped else 0,
+        "writes of each state": [shape.num_layers] * 2 if states else [],
+        "inputs and outputs of K and V": (0, 0) if states else (caches, caches),
+        # Where K and V are inputs, the new tokens' lie apart and are copied apart.
+        "tile of K and V": caches * (1 if states else 2) if repeated and grouped else 0,
+        "concat of K and V": 0,
     }
     found = {
-        "linear": function.histogram["linear"],
+        "linear": function.histogram["linear"] + function.histogram["conv"],
         "writes of each state": sorted(function.state_writes.values()),
+        "inputs and outputs of K and V": (
+            len(function.kv.cache_inputs),
+            len(function.kv.cache_outputs),
+        ),
         "tile of K and V": sum(tile.of_kv for tile in function.tiles),
+        "concat of K and V": sum(
+            op.type == "concat" and bool(function.kv.values.intersection(op.outputs))
+            for op in function.operations
+        ),
     }
     wrong = [
         f"{name}: {found[name]} instead of {count}"
@@ -41,3 +56,19 @@ def check_graph(function: Function, shape: DecoderShape, *, repeated: bool) -> N
     ]
     if wrong:
         raise BrokenExportError(f"the converted program is not the model's ({'; '.join(wrong)})")
+
+
+def check_sharing(alone: int, together: int) -> None:
+    """Compare the weights of a package of several functions with those of one function.
+
+    Args:
+        alone: bytes of one function's weights.
+        together: bytes of the package's.
+
+    Raises:
+        BrokenExportError: the functions do not share their weights.
+    """
+    if together > _SHARED * alone:
+        raise BrokenExportError(
+            f"the functions do not share their weights: {together:,} B, one alone has {alone:,} B"
+        )

@@ -1,29 +1,64 @@
-"""Export a checkpoint as a Core ML program that decodes one token per call."""
+"""Export a checkpoint as a Core ML program that decodes one token per call, or prefills several."""
 
 import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.manifest import hash_file, write_manifest
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import check_output, staged_entry
+from upcycle.checkpoint.staging import check_output
 from upcycle.errors import ExportError
+from upcycle.export.attention import QFOLD, REPEAT_KV
+from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
 from upcycle.export.checks import check_graph
-from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
+from upcycle.export.decoder import DecoderShape
 from upcycle.export.graph import Function, read_graph
-from upcycle.export.loading import CONTEXT_MULTIPLE, IMPLEMENTATIONS, load_for_export
-from upcycle.export.norms import guard_norms
-from upcycle.export.program import save_package, trace_decoder
-from upcycle.export.rotary import tabulate_rotary
+from upcycle.export.loading import CONTEXT_MULTIPLE, DECODERS, IMPLEMENTATIONS, STATE, load_decoder
+from upcycle.export.program import save_package
+from upcycle.export.quantize.preparation import Prepared, prepare_quantization
+from upcycle.export.signature import DECODE, PREFILL
 from upcycle.export.traffic import METADATA_KEY
 from upcycle.progress import Progress, Watcher, ignore
+from upcycle.recipe.schema import BUILTIN
 
 HUB_NAME_KEY = "co.huggingface.exporters.name"  # where swift-transformers finds the tokenizer
 _LIBRARIES = ("coremltools", "numpy", "torch", "transformers")
-_STEPS = 4
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export.
+
+    Attributes:
+        context: C, the positions of the KV cache, a multiple of 32, at most the model's.
+        prefill: T, the tokens per call of a second function `prefill`; None makes none.
+        attention: "qfold" never copies K and V; "repeat-kv" copies them to all query heads, for
+            comparison.
+        kv_cache: "state" keeps K and V in Core ML states; "read-only" takes those of the past as
+            inputs and gives the new ones as outputs.
+        conv: whether linear layers become 1x1 convolutions.
+        split_head: how many parts the output head has; one that shares the embedding's table is
+            stored again.
+        argmax: whether there is an output `nextToken` [1, T] int32, the likeliest, beside the
+            logits.
+        quantize: a preset or a YAML file that says how weights are stored; None keeps fp16.
+        untie: whether an output matrix that is the embedding's gets a scheme of its own.
+    """
+
+    context: int = 512
+    prefill: int | None = None
+    attention: str = QFOLD
+    kv_cache: str = STATE
+    conv: bool = False
+    split_head: int = 1
+    argmax: bool = False
+    quantize: str | None = None
+    untie: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,18 +68,23 @@ class ExportResult:
     Attributes:
         package: the `.mlpackage`.
         shape: the decoder's numbers.
-        context: C, the positions that the KV cache holds.
-        attention: "qfold" or "repeat-kv".
-        function: the graph of the saved package.
+        options: what was asked for.
+        functions: the graphs of the saved package by name.
         manifest: the document stored in the package's metadata.
+        quantization: how the weights are stored, None for fp16.
     """
 
     package: Path
     shape: DecoderShape
-    context: int
-    attention: str
-    function: Function
+    options: ExportOptions
+    functions: Mapping[str, Function]
     manifest: dict[str, Any]
+    quantization: Prepared | None = None
+
+    @property
+    def function(self) -> Function:
+        """The graph that decodes one token."""
+        return self.functions[DECODE]
 
 
 def export_coreml(
@@ -52,84 +92,143 @@ def export_coreml(
     output: str | Path,
     *,
     context: int = 512,
-    attention: str = "qfold",
+    prefill: int | None = None,
+    attention: str = QFOLD,
+    kv_cache: str = STATE,
+    conv: bool = False,
+    split_head: int = 1,
+    argmax: bool = False,
+    quantize: str | None = None,
+    untie: bool = False,
+    calibration: Sequence[str | Path] = (BUILTIN,),
     overwrite: bool = False,
     watch: Watcher = ignore,
 ) -> ExportResult:
     """Trace a checkpoint through transformers' own model and convert it to Core ML (iOS 18, fp16).
 
-    The program takes `inputIds` [1, 1], `position` [1] (both int32) and `causalMask`
+    The function `main` takes `inputIds` [1, 1], `position` [1] (both int32) and `causalMask`
     [1, 1, 1, C] (fp16, added to the scores: 0 up to the position, -4e4 beyond) and gives `logits`
-    [1, 1, vocabulary]. K and V live in the states `keyCache` and `valueCache` [L, g, C, d].
+    [1, 1, vocabulary]. K and V live in the states `keyCache` and `valueCache` [L, g, C, d]. A model
+    with sliding windows shorter than C takes a mask `slidingMask` beside or instead; the
+    manifest's `masks` say how many tokens each mask shows. The function `prefill` takes T tokens
+    and masks [1, 1, T, C] from `position` on, which must leave room for them all. With a read-only
+    cache there are inputs `keyCache0`, `valueCache0`, .. [1, g, C, d] instead of the states, and
+    outputs `newKey0`, `newValue0`, .. [1, g, T, d]; the masks then hide the new positions too.
+    Tokenizer and settings go into a folder beside the package, see `bundle_folder`.
 
     Args:
         checkpoint: a folder, Hub cache snapshot or Hub id.
         output: the `.mlpackage` to make.
-        context: C, a multiple of 32, at most the model's positions.
-        attention: "qfold" never copies K and V; "repeat-kv" is the model's own attention, which
-            copies them to all query heads, for comparison.
+        context: as in `ExportOptions`, like the next eight.
+        prefill: see there.
+        attention: see there.
+        kv_cache: see there.
+        conv: see there.
+        split_head: see there.
+        argmax: see there.
+        quantize: see there.
+        untie: see there.
+        calibration: text on which the sensitivity of layers is measured, where `quantize` asks.
         overwrite: replace an existing package.
         watch: told of each step.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
+        DataError: the calibration text cannot be read.
         ExportError: the model or an option cannot be exported.
-        OutputError: the output exists or cannot be written.
+        OutputError: the output or its folder exists or cannot be written.
         BrokenExportError: the saved program is not the model's (our bug).
     """
     output = Path(output)
+    options = ExportOptions(
+        context, prefill, attention, kv_cache, conv, split_head, argmax, quantize, untie
+    )
     opened = Checkpoint.open(checkpoint)
-    _check_request(output, context, attention)
-    check_output(output, overwrite=overwrite, inputs=[opened.folder])
+    _check_request(output, options)
+    for path in (output, bundle_folder(output)):
+        check_output(path, overwrite=overwrite, inputs=[opened.folder])
+    functions = {DECODE: 1} | ({} if prefill is None else {PREFILL: prefill})
+    steps = count()
+    last = len(functions) + 2 + (len(functions) > 1)
 
-    def step(done: int, note: str) -> None:
-        watch(Progress("export", done, _STEPS, "steps", note))
+    def step(note: str) -> None:
+        watch(Progress("export", next(steps), last, "steps", note))
 
-    step(0, "loading")
-    model = load_for_export(opened, attention, context)
-    tabulate_rotary(model, context)
-    guard_norms(model)
-    shape = decoder_shape(model)
-    decoder = StatefulDecoder(model, shape, context).eval()
-    step(1, "tracing")
-    traced = trace_decoder(decoder, context)
-    step(2, "converting")
-    manifest = _manifest(opened, shape, context, attention)
+    prepared = None
+    if quantize is not None:
+        prepared = prepare_quantization(
+            opened, quantize, calibration=calibration, untied=untie, watch=watch
+        )
+    step("loading")
+    decoder, shape = load_decoder(
+        opened,
+        context=context,
+        attention=attention,
+        kv_cache=kv_cache,
+        conv=conv,
+        split_head=split_head,
+        argmax=argmax,
+    )
+    manifest = _manifest(opened, shape, options, prepared)
     # A Hub id's folder is a cache snapshot, whose name is a commit.
     name = opened.folder.resolve().name if Path(checkpoint).is_dir() else str(checkpoint)
-    with staged_entry(output, overwrite=overwrite, inputs=[opened.folder]) as package:
+    with staged_bundle(output, overwrite=overwrite, inputs=[opened.folder]) as (package, folder):
         save_package(
-            traced,
+            decoder,
             package,
-            states={name: tuple(buffer.shape) for name, buffer in decoder.named_states()},
-            context=context,
+            functions=functions,
             metadata={HUB_NAME_KEY: name, METADATA_KEY: json.dumps(manifest, sort_keys=True)},
+            compress=prepared.compress if prepared else None,
+            watch=step,
         )
-        step(3, "checking")
-        function = read_graph(package).functions["main"]
-        check_graph(function, shape, repeated=attention == "repeat-kv")
-    step(_STEPS, "")
-    return ExportResult(output, shape, context, attention, function, manifest)
+        step("checking")
+        graphs = read_graph(package).functions
+        for graph in graphs.values():
+            check_graph(graph, shape, repeated=attention == REPEAT_KV, states=kv_cache == STATE)
+        write_bundle(opened, folder, package=package, manifest=manifest)
+    step("")
+    return ExportResult(output, shape, options, graphs, manifest, prepared)
 
 
-def _check_request(output: Path, context: int, attention: str) -> None:
+def _check_request(output: Path, options: ExportOptions) -> None:
     if output.suffix != ".mlpackage":
         raise ExportError(
             f"{output.name} is no name for a Core ML package",
             where=str(output),
             fix="end it in .mlpackage",
         )
-    if attention not in IMPLEMENTATIONS:
-        raise ExportError(
-            f"unknown attention {attention!r}",
-            where="--attention",
-            fix=f"choose {' or '.join(IMPLEMENTATIONS)}",
-        )
+    for option, asked, known in (
+        ("--attention", options.attention, IMPLEMENTATIONS),
+        ("--kv-cache", options.kv_cache, DECODERS),
+    ):
+        if asked not in known:
+            raise ExportError(
+                f"unknown {option[2:]} {asked!r}", where=option, fix=f"choose {' or '.join(known)}"
+            )
+    context, prefill = options.context, options.prefill
     if context < CONTEXT_MULTIPLE or context % CONTEXT_MULTIPLE:
         raise ExportError(
             f"context {context} is no positive multiple of {CONTEXT_MULTIPLE}",
             where="--context",
             fix=f"pass {max(1, round(context / CONTEXT_MULTIPLE)) * CONTEXT_MULTIPLE}",
+        )
+    if prefill is not None and not 1 < prefill < context:
+        raise ExportError(
+            f"prefill {prefill} is not between 2 and the context of {context}",
+            where="--prefill",
+            fix=f"pass {min(64, context // 2)}, or leave it out to decode only",
+        )
+    if options.untie and options.quantize is None:
+        raise ExportError(
+            "there is nothing to untie in fp16",
+            where="--untie",
+            fix="pass --quantize too, or leave --untie away",
+        )
+    if options.split_head < 1:
+        raise ExportError(
+            f"the output head cannot have {options.split_head} parts",
+            where="--split-head",
+            fix="pass 8, or leave it out",
         )
     numpy = tuple(map(int, version("numpy").split(".")[:2]))
     if version("coremltools").startswith("9.0") and numpy >= (2, 4):
@@ -141,7 +240,10 @@ def _check_request(output: Path, context: int, attention: str) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, shape: DecoderShape, context: int, attention: str
+    checkpoint: Checkpoint,
+    shape: DecoderShape,
+    options: ExportOptions,
+    prepared: Prepared | None,
 ) -> dict[str, Any]:
     """The package's manifest. It goes into the metadata: a package has no place for more files."""
     names = ["config.json", *sorted({tensor.shard for tensor in checkpoint.tensors.values()})]
@@ -150,7 +252,15 @@ def _manifest(
             Path(scratch),
             stage="export",
             source={name: hash_file(checkpoint.folder / name) for name in names},
-            options={"context": context, "attention": attention},
+            options={**asdict(options), "quantize": _name(options.quantize)},
             libraries=_LIBRARIES,
-            result={"decoder": asdict(shape)},
+            result={
+                "decoder": asdict(shape),
+                "quantization": prepared.record() if prepared else None,
+            },
         )
+
+
+def _name(quantize: str | None) -> str | None:
+    """A preset, or a file's name without its folder."""
+    return None if quantize is None else Path(quantize).name

@@ -1,24 +1,27 @@
 """A transformers causal LM as a decoder with its KV cache in buffers, ready to be traced."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from upcycle.errors import ExportError
 from upcycle.export.cache import StateCache
-
-# All but the position are the names that swift-transformers reads. Core ML states take the names
-# of the buffers.
-KEY_CACHE = "keyCache"
-VALUE_CACHE = "valueCache"
-INPUT_IDS = "inputIds"
-POSITION = "position"
-CAUSAL_MASK = "causalMask"
-LOGITS = "logits"
-MASKED = -4e4  # finite in fp16: a row of -inf would make NaN
+from upcycle.export.masks import additive_mask, mask_windows, masks_for_model
+from upcycle.export.signature import (
+    INPUT_IDS,
+    KEY_CACHE,
+    LOGITS,
+    NEXT_TOKEN,
+    POSITION,
+    VALUE_CACHE,
+    Input,
+    Signature,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class DecoderShape:
         num_key_value_heads: g.
         head_dim: d, channels of a key head.
         value_head_dim: e, channels of a value head.
-        num_linears: linear layers applied in one forward pass.
+        num_linears: linear layers applied in one forward pass, as convolutions or not.
+        masks: the mask inputs, and how many of the last tokens each lets see; None is all.
     """
 
     num_layers: int
@@ -40,74 +44,111 @@ class DecoderShape:
     head_dim: int
     value_head_dim: int
     num_linears: int
+    masks: Mapping[str, int | None]
 
 
 class StatefulDecoder(nn.Module):
-    """One step of decoding: token and position in, logits out, K and V kept in two buffers.
+    """T tokens and the position of the first in, logits out, K and V kept in two buffers.
 
     Args:
         model: a causal LM of transformers whose rotary embedding is a table.
         shape: what it writes to its cache.
         context: C, the positions that the cache holds.
+        argmax: whether to give the likeliest next token of each position too.
     """
 
-    def __init__(self, model: nn.Module, shape: DecoderShape, context: int) -> None:
+    def __init__(
+        self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
+        self.argmax = argmax
+        self.context = context
+        self.masks = shape.masks
         heads = (shape.num_layers, shape.num_key_value_heads, context)
         self.register_buffer(KEY_CACHE, torch.zeros(*heads, shape.head_dim))
         self.register_buffer(VALUE_CACHE, torch.zeros(*heads, shape.value_head_dim))
 
-    def named_states(self) -> Iterator[tuple[str, Tensor]]:
-        """The two buffers that become Core ML states."""
-        return ((name, self.get_buffer(name)) for name in (KEY_CACHE, VALUE_CACHE))
+    def signature(self, queries: int) -> Signature:
+        """Tokens, position and masks in, logits out, the two buffers as states."""
+        return Signature(
+            inputs=(
+                Input(INPUT_IDS, (1, queries), "int32"),
+                Input(POSITION, (1,), "int32"),
+                *(Input(name, (1, 1, queries, self.context), "float16") for name in self.masks),
+            ),
+            outputs=(LOGITS, *next_token_names(self.argmax)),
+            states={name: tuple(self.get_buffer(name).shape) for name in (KEY_CACHE, VALUE_CACHE)},
+        )
 
-    def forward(self, input_ids: Tensor, position: Tensor, causal_mask: Tensor) -> Tensor:
-        """Logits [1, 1, vocabulary].
+    def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
+        """T tokens at position 0."""
+        masks = (additive_mask(0, queries, self.context, window) for window in self.masks.values())
+        tokens = torch.zeros(1, queries, dtype=torch.int32)
+        return tokens, torch.zeros(1, dtype=torch.int32), *masks
+
+    def forward(
+        self, input_ids: Tensor, position: Tensor, *masks: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Logits [1, T, vocabulary], with the next tokens [1, T] where they are asked for.
 
         Args:
-            input_ids: [1, 1], the token.
-            position: [1], its position, which is also where its K and V are written.
-            causal_mask: [1, 1, 1, C], added to the scores: 0 up to the position, -4e4 beyond.
+            input_ids: [1, T], the tokens.
+            position: [1], of the first token, which is also where their K and V are written;
+                position + T must not pass C.
+            masks: for each of the shape's masks [1, 1, T, C], of `additive_mask`.
         """
-        keys, values = (buffer for _, buffer in self.named_states())
-        cache = StateCache(keys, values, start=position[0])
+        cache = StateCache(
+            self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE), start=position[0]
+        )
         output = self.model(
             input_ids=input_ids,
-            position_ids=position[None],
-            attention_mask=causal_mask,
+            position_ids=positions(position, input_ids.shape[1]),
+            attention_mask=masks_for_model(dict(zip(self.masks, masks, strict=True))),
             cache=cache,
             use_cache=True,
         )
         logits: Tensor = output.logits
-        return logits
+        return (logits, *next_tokens(logits, self.argmax)) if self.argmax else logits
 
 
-def causal_mask(position: int, context: int) -> Tensor:
-    """The additive mask [1, 1, 1, C] of one token: 0 for positions up to its own."""
-    mask = torch.full((1, 1, 1, context), MASKED)
-    mask[..., : position + 1] = 0
-    return mask
+def next_token_names(argmax: bool) -> tuple[str, ...]:
+    """Name of the output that `next_tokens` makes."""
+    return (NEXT_TOKEN,) if argmax else ()
 
 
-def decoder_shape(model: nn.Module) -> DecoderShape:
+def next_tokens(logits: Tensor, argmax: bool) -> tuple[Tensor, ...]:
+    """The likeliest token of each position, [1, T] int32, where it is asked for."""
+    return (logits.argmax(-1).int(),) if argmax else ()
+
+
+def positions(first: Tensor, queries: int) -> Tensor:
+    """Positions [1, T] of T tokens, of which the first has position [1]."""
+    if queries == 1:
+        return first[None]
+    return (first + torch.arange(queries, dtype=torch.int32))[None]
+
+
+def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
     """Run one token through a causal LM of transformers and see what it caches.
 
+    Args:
+        model: in the form that will be traced.
+        context: C, which decides whether a sliding window needs a mask of its own.
+
     Raises:
-        ExportError: its layers differ in their KV heads, or some keep no K and V.
+        ExportError: its layers differ in their KV heads, some keep no K and V, or the model is
+            not told the positions of its tokens.
     """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ExportError(
+            f"{type(model).__name__} takes no position_ids: its positions, such as ALiBi's, "
+            "follow from the length of a mask",
+            where="forward",
+            fix="export a model with rotary or learned positions, such as Llama, Qwen2 or GPT-2",
+        )
     recorder = _Recorder()
-    linears: list[nn.Module] = []
-
-    def count(module: nn.Module, *_: Any) -> None:
-        linears.append(module)
-
-    hooks = [
-        module.register_forward_hook(count)
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), _CountLinears() as count:
         model(
             input_ids=torch.zeros(1, 1, dtype=torch.long),
             position_ids=torch.zeros(1, 1, dtype=torch.long),
@@ -115,8 +156,6 @@ def decoder_shape(model: nn.Module) -> DecoderShape:
             cache=recorder,
             use_cache=True,
         )
-    for hook in hooks:
-        hook.remove()
     config: Any = model.config
     shapes = set(recorder.layers.values())
     if len(shapes) != 1 or len(recorder.layers) != config.num_hidden_layers:
@@ -133,8 +172,21 @@ def decoder_shape(model: nn.Module) -> DecoderShape:
         num_key_value_heads=groups,
         head_dim=head_dim,
         value_head_dim=value_head_dim,
-        num_linears=len(linears),
+        num_linears=count.linears,
+        masks=mask_windows(model, context),
     )
+
+
+class _CountLinears(TorchFunctionMode):
+    """Counts what becomes a `linear` or `conv`: modules, and functions of bare weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.linears += func in (nn.functional.linear, torch.conv2d)
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder:

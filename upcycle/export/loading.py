@@ -1,24 +1,55 @@
-"""Load a checkpoint for the export, or say why it cannot be exported."""
+"""Load a checkpoint as a decoder to export, or say why it cannot be exported."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from upcycle.checkpoint.loading import load_model
+from upcycle.checkpoint.loading import load_model, quiet
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD, register_qfold
+from upcycle.export.attention import QFOLD, REPEAT_KV, register_qfold
+from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
+from upcycle.export.experts import use_dense_experts
+from upcycle.export.norms import guard_norms
+from upcycle.export.projections import split_output_head, use_convolutions
+from upcycle.export.read_only import ReadOnlyDecoder
+from upcycle.export.residual import fit_residual
+from upcycle.export.rotary import tabulate_rotary
 
-# transformers' name for each: "eager" is the model's own attention, which repeats K and V.
-IMPLEMENTATIONS = {"qfold": QFOLD, "repeat-kv": "eager"}
+IMPLEMENTATIONS = (QFOLD, REPEAT_KV)
+STATE, READ_ONLY = "state", "read-only"
+DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}
 CONTEXT_MULTIPLE = 32  # the Neural Engine wants state dimensions in multiples of it
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_COMPARED = 8  # tokens
+_TOLERANCE = 1e-3  # of the range of the logits
+_SUCH_AS = "export a decoder such as Llama, Mistral, Qwen2, Phi or Gemma"
+# What classes raise that are no decoders, or compute attention in their own way.
+_UNRUNNABLE = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def load_for_export(checkpoint: Checkpoint, attention: str, context: int) -> Any:
-    """A causal LM of transformers in fp32, with one of `IMPLEMENTATIONS` as its attention.
+def load_decoder(
+    checkpoint: Checkpoint,
+    *,
+    context: int,
+    attention: str = QFOLD,
+    kv_cache: str = STATE,
+    conv: bool = False,
+    split_head: int = 1,
+    argmax: bool = False,
+) -> tuple[Any, DecoderShape]:
+    """A checkpoint's model in fp32 as a decoder that can be traced, and what it computes.
+
+    Args:
+        checkpoint: the checkpoint.
+        context: C, the positions of the KV cache.
+        attention: one of `IMPLEMENTATIONS`.
+        kv_cache: one of `DECODERS`.
+        conv: make the linear layers 1x1 convolutions.
+        split_head: how many parts the output head is made of.
+        argmax: give the likeliest next tokens beside the logits.
 
     Raises:
         CheckpointError: transformers cannot load the model whole.
@@ -27,9 +58,69 @@ def load_for_export(checkpoint: Checkpoint, attention: str, context: int) -> Any
     """
     _check_model_type(checkpoint)
     register_qfold()
-    model = load_model(checkpoint.folder, dtype=torch.float32, attention=IMPLEMENTATIONS[attention])
+    model = load_model(checkpoint.folder, dtype=torch.float32, attention="eager")
     _check_layers(model, context, checkpoint.folder)
-    return model
+    try:
+        expected = _own_logits(model)
+        _adapt(model, context, attention)
+        if split_head > 1:
+            split_output_head(model, split_head)
+        if conv:
+            use_convolutions(model)
+        shape = decoder_shape(model, context)
+        decoder = DECODERS[kv_cache](model, shape, context, argmax=argmax).eval()
+        _check_agreement(decoder, expected)
+        return decoder, shape
+    except _UNRUNNABLE as error:
+        raise ExportError(
+            f"the model does not run as a decoder with a fixed cache: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}",
+            where=type(model).__name__,
+            fix=_SUCH_AS,
+        ) from error
+
+
+def _compared_tokens(model: Any) -> Tensor:
+    vocabulary: int = model.config.vocab_size
+    return torch.arange(_COMPARED)[None] * 7919 % vocabulary
+
+
+def _own_logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(_compared_tokens(model)).logits
+    return logits
+
+
+def _adapt(model: Any, context: int, attention: str) -> None:
+    """Give a model the attention, experts, angles and norms of the export."""
+    with quiet():
+        model.set_attn_implementation(attention)
+    if model.config._attn_implementation != attention:
+        raise ExportError(
+            "the model does not leave attention to transformers' interface",
+            where=type(model).__name__,
+            fix=_SUCH_AS,
+        )
+    use_dense_experts(model)
+    tabulate_rotary(model, context)
+    guard_norms(model)
+    fit_residual(model, _compared_tokens(model))
+
+
+def _check_agreement(decoder: Any, expected: Tensor) -> None:
+    """Refuse a model that is another one as a decoder, whatever it is that makes it so."""
+    _, *others = decoder.example_inputs(_COMPARED)
+    with torch.no_grad():
+        found = decoder(_compared_tokens(decoder.model).int(), *others)
+    difference = ((found if isinstance(found, Tensor) else found[0]) - expected).abs().max().item()
+    limit = _TOLERANCE * (expected.max() - expected.min()).item()
+    if not difference <= limit:
+        raise ExportError(
+            f"the logits of the model in the form of the export differ from its own by "
+            f"{difference:.2g}, more than {limit:.2g}",
+            where=type(decoder.model).__name__,
+            fix=_SUCH_AS,
+        )
 
 
 def _check_model_type(checkpoint: Checkpoint) -> None:
@@ -41,7 +132,7 @@ def _check_model_type(checkpoint: Checkpoint) -> None:
         raise ExportError(
             f"model_type {model_type!r} is no causal language model of transformers",
             where=where,
-            fix="export a decoder such as Llama, Mistral, Qwen2, Phi or Gemma",
+            fix=_SUCH_AS,
         )
     if checkpoint.config.get("quantization_config"):
         raise ExportError(
@@ -60,30 +151,12 @@ def _check_layers(model: nn.Module, context: int, folder: Path) -> None:
             where=f"{where}: max_position_embeddings",
             fix=_at_most(limit),
         )
-    window = getattr(config, "sliding_window", None)
     layer_types = set(getattr(config, "layer_types", None) or ())
-    windowed = "sliding_attention" in layer_types if layer_types else True
-    if window is not None and windowed and window < context:
-        raise ExportError(
-            f"the model's sliding window of {window} is shorter than the context of {context}; "
-            "the program has one causal mask",
-            where=f"{where}: sliding_window",
-            fix=_at_most(window),
-        )
     if layer_types - _ATTENTION_LAYERS:
         raise ExportError(
             f"the model has layers of type {', '.join(sorted(layer_types - _ATTENTION_LAYERS))}",
             where=f"{where}: layer_types",
             fix="export a model with attention in all layers",
-        )
-    experts = [
-        name for name, part in model.named_modules() if type(part).__name__.endswith("Experts")
-    ]
-    if experts:
-        raise ExportError(
-            f"the model has grouped experts, in {len(experts)} layers",
-            where=experts[0],
-            fix="export a dense model; Core ML has no operation for grouped experts",
         )
 
 

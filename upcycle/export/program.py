@@ -1,82 +1,174 @@
-"""Trace a decoder, convert it to a Core ML program, and save that as a package."""
+"""Trace a decoder, convert it to Core ML programs, and save those as one package."""
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from upcycle.export.decoder import (
-    CAUSAL_MASK,
-    INPUT_IDS,
-    LOGITS,
-    POSITION,
-    StatefulDecoder,
-    causal_mask,
-)
+from upcycle.errors import ExportError
+from upcycle.export.checks import check_sharing
+from upcycle.export.precision import lean_overflow_probe
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
+from upcycle.export.signature import DECODE, INPUT_IDS, NEXT_TOKEN, POSITION, Decoder, Signature
+from upcycle.export.specification import write_metadata
 
-_DATE_KEY = "com.github.apple.coremltools.conversion_date"
-
-
-def trace_decoder(decoder: StatefulDecoder, context: int) -> Any:
-    """The TorchScript of one decoding step over a cache of `context` positions."""
-    inputs = (
-        torch.zeros(1, 1, dtype=torch.int32),
-        torch.zeros(1, dtype=torch.int32),
-        causal_mask(0, context),
-    )
-    with quiet_tracing(), torch.no_grad():
-        # A check would compare two runs that differ by the cache that the first one wrote.
-        return torch.jit.trace(  # type: ignore[no-untyped-call]
-            decoder, inputs, check_trace=False
-        )
+# An `MLModel` of one function in, the same with smaller weights out.
+Compress = Callable[[Any], Any]
 
 
 def save_package(
-    traced: Any,
+    decoder: Decoder,
     package: Path,
     *,
-    states: Mapping[str, tuple[int, ...]],
-    context: int,
+    functions: Mapping[str, int],
     metadata: Mapping[str, str],
+    compress: Compress | None = None,
+    watch: Callable[[str], None] = lambda note: None,
 ) -> None:
-    """Convert a traced decoder to an iOS 18 program in fp16 and save it. Nothing is printed.
+    """Save a decoder as an iOS 18 package in fp16. Nothing is printed.
 
     Args:
-        traced: of `trace_decoder`.
+        decoder: an `nn.Module` with a signature.
         package: the `.mlpackage` to write; the same inputs give the same bytes.
-        states: shapes of the buffers that become states. They are fp16 in Core ML although the
-            traced buffers are fp32: an fp16 buffer in an fp32 model does not convert.
-        context: C, the last dimension of the mask.
+        functions: how many queries each function takes per call, by name; "main" is the default
+            one. All share their weights.
         metadata: what to note in the package.
+        compress: applied to each function, before they are merged: coremltools compresses no
+            package of several functions. It must give equal weights equal bytes.
+        watch: told of each step.
+
+    Raises:
+        ExportError: what the decoder computes depends on more than the shape of its inputs.
+        BrokenExportError: the functions do not share their weights (our bug).
     """
-    with quiet_coremltools():
+    with TemporaryDirectory(dir=package.parent) as scratch:
+        parts = {name: Path(scratch, f"{name}.mlpackage") for name in functions}
+        if len(parts) == 1:
+            parts[DECODE] = package
+        for name, queries in functions.items():
+            watch(f"converting {name}")
+            model = convert_decoder(decoder, queries)
+            with quiet_coremltools():
+                (compress(model) if compress else model).save(str(parts[name]))
+            del model
+        if len(parts) > 1:
+            watch("merging")
+            _merge(parts, package)
+            check_sharing(_weights_size(parts[DECODE]), _weights_size(package))
+    write_metadata(package, metadata)
+    _fix_identifiers(package / "Manifest.json")
+
+
+def convert_decoder(decoder: Decoder, queries: int) -> Any:
+    """The `MLModel` of a decoder that takes `queries` tokens per call, with fp16 weights.
+
+    Raises:
+        ExportError: as for `trace_decoder`, or coremltools has no converter for an operation.
+    """
+    traced = trace_decoder(decoder, queries)
+    signature = decoder.signature(queries)
+    with quiet_coremltools(), lean_overflow_probe():
         import coremltools as ct
         import numpy as np
 
-        model = ct.convert(
-            traced,
-            inputs=[
-                ct.TensorType(INPUT_IDS, (1, 1), dtype=np.int32),
-                ct.TensorType(POSITION, (1,), dtype=np.int32),
-                ct.TensorType(CAUSAL_MASK, (1, 1, 1, context), dtype=np.float16),
-            ],
-            outputs=[ct.TensorType(LOGITS, dtype=np.float16)],
-            states=[
-                ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
-                for name, shape in states.items()
-            ],
-            minimum_deployment_target=ct.target.iOS18,
-            compute_precision=ct.precision.FLOAT16,
-            skip_model_load=True,  # loading is for the Mac's runtime
+        inputs = [
+            ct.TensorType(name, shape, dtype=getattr(np, dtype))
+            for name, shape, dtype in signature.inputs
+        ]
+        outputs = [
+            ct.TensorType(name, dtype=np.int32 if name == NEXT_TOKEN else np.float16)
+            for name in signature.outputs
+        ]
+        states = [
+            ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
+            for name, shape in signature.states.items()
+        ]
+        try:
+            return ct.convert(
+                traced,
+                inputs=inputs,
+                outputs=outputs,
+                states=states,
+                minimum_deployment_target=ct.target.iOS18,
+                compute_precision=ct.precision.FLOAT16,
+                skip_model_load=True,  # loading is for the Mac's runtime
+            )
+        except NotImplementedError as error:
+            raise ExportError(
+                f"coremltools cannot convert the model: {' '.join(str(error).split())}",
+                where=type(decoder).__name__,
+                fix="export a model of plain attention and feed-forward layers",
+            ) from error
+
+
+def trace_decoder(decoder: Decoder, queries: int) -> Any:
+    """The TorchScript of one call with `queries` tokens.
+
+    Raises:
+        ExportError: other tokens at another position make the trace and the decoder differ.
+    """
+    assert isinstance(decoder, nn.Module)
+    inputs = decoder.example_inputs(queries)
+    with quiet_tracing(), torch.no_grad(), _FloatingScatters():
+        # torch's own check would compare two runs on the same inputs.
+        traced: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+            decoder, inputs, check_trace=False
         )
-        del model.user_defined_metadata[_DATE_KEY]
-        model.user_defined_metadata.update(metadata)
-        model.save(str(package))
-    _fix_identifiers(package / "Manifest.json")
+        for first in range(1, 4):
+            others = _other_inputs(inputs, decoder.signature(queries), first)
+            pairs = zip(_outputs(traced(*others)), _outputs(decoder(*others)), strict=True)
+            if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in pairs):
+                raise ExportError(
+                    f"{type(decoder).__name__}: the model does other operations for other tokens",
+                    where="torch.jit.trace",
+                    fix="export a model whose operations depend on the shape of its input only",
+                )
+    return traced
+
+
+class _FloatingScatters(TorchFunctionMode):
+    """Scatter the number 1.0 instead of 1: coremltools 9.0 refuses an integer in floats."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.scatter_ and len(args) == 4 and isinstance(args[3], int):
+            args = (*args[:3], float(args[3]))
+        return func(*args, **(kwargs or {}))
+
+
+def _other_inputs(
+    inputs: tuple[Tensor, ...], signature: Signature, first: int
+) -> tuple[Tensor, ...]:
+    """The same inputs with the tokens `first`, `first` + 1, .. at position 1."""
+    values = dict(zip((name for name, *_ in signature.inputs), inputs, strict=True))
+    tokens = values[INPUT_IDS]
+    values[INPUT_IDS] = torch.arange(first, first + tokens.shape[1], dtype=tokens.dtype)[None]
+    values[POSITION] = torch.ones_like(values[POSITION])
+    return tuple(values.values())
+
+
+def _outputs(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+def _weights_size(package: Path) -> int:
+    return (package / "Data" / "com.apple.CoreML" / "weights" / "weight.bin").stat().st_size
+
+
+def _merge(parts: Mapping[str, Path], package: Path) -> None:
+    with quiet_coremltools():
+        from coremltools.models.utils import MultiFunctionDescriptor, save_multifunction
+
+        description = MultiFunctionDescriptor()
+        for name, part in parts.items():
+            description.add_function(str(part), src_function_name="main", target_function_name=name)
+        description.default_function_name = DECODE
+        save_multifunction(description, str(package))
 
 
 def _fix_identifiers(manifest: Path) -> None:

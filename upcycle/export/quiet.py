@@ -35,8 +35,13 @@ def quiet_coremltools() -> Iterator[None]:
         warnings.filterwarnings("ignore", module="coremltools.*")
         from coremltools.converters.mil.frontend.torch import ops
         from coremltools.converters.mil.mil.passes import pass_pipeline
+        from coremltools.optimize.coreml import _quantization_passes
 
-        with _replaced(ops, "_tqdm", _no_bar), _replaced(pass_pipeline, "tqdm", _no_bar):
+        with (
+            _replaced(ops, "_tqdm", _no_bar),
+            _replaced(pass_pipeline, "tqdm", _no_bar),
+            _replaced(_quantization_passes, "tqdm", _no_bar),
+        ):
             yield
 
 

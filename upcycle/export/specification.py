@@ -1,7 +1,8 @@
-"""Read the specification of an `.mlpackage` without its weights, torch or coremltools."""
+"""Read and write the specification of an `.mlpackage` without its weights, torch or coremltools."""
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def read_specification(package: Path) -> Any:
             fix="name a package with an ML program, such as `upcycle export` makes",
         )
     return model
+
+
+def write_metadata(package: Path, metadata: Mapping[str, str]) -> None:
+    """Replace what a package notes about itself; the same package and notes give the same bytes."""
+    model = read_specification(package)
+    noted = model.description.metadata.userDefined
+    noted.clear()
+    noted.update(metadata)
+    _specification_path(package).write_bytes(model.SerializeToString(deterministic=True))
 
 
 _REMAKE = "name an .mlpackage made by `upcycle export` or coremltools, or make it again"

@@ -23,9 +23,11 @@ from upcycle.families import shape_of
 from upcycle.pipeline.layout import Layout, check_inputs
 from upcycle.pipeline.records import Records
 from upcycle.progress import Watcher, ignore
-from upcycle.recipe.schema import BUILTIN, Recipe
+from upcycle.recipe.schema import BUILTIN, ExportRecipe, Recipe
 from upcycle.report.build import build_report
 from upcycle.report.render import write_report
+
+_HASHED = ("text", "calibration", "quantize")  # as files: their paths say nothing
 
 COMPARISON_JSON = "comparison.json"
 REPORT_JSON = "report.json"
@@ -150,7 +152,7 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
             "convert",
             layout.converted,
             _without_paths(recipe.convert.model_dump(mode="json")),
-            lambda: {"source": source_hash, "text": _calibration(recipe)},
+            lambda: {"source": source_hash, "text": _texts(recipe.convert.calibration)},
             convert_stage,
         )
     )
@@ -224,8 +226,8 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
             Stage(
                 "export",
                 layout.package,
-                exported.model_dump(mode="json"),
-                lambda: {"checkpoint": _made(last)},
+                _without_paths(exported.model_dump(mode="json")),
+                lambda: {"checkpoint": _made(last), **_quantization(exported)},
                 export_stage,
             )
         )
@@ -285,12 +287,23 @@ def _content(path: Path) -> str | dict[str, str]:
     return hash_folder(path) if path.is_dir() else hash_file(path)
 
 
-def _calibration(recipe: Recipe) -> list[str | dict[str, str]]:
-    """Hashes of the text that the conversion measures on."""
+def _texts(calibration: Iterable[Path]) -> list[str | dict[str, str]]:
+    """Hashes of text that is measured on."""
     return [
         _content(packaged_text("calibration") if str(path) == BUILTIN else path)
-        for path in recipe.convert.calibration
+        for path in calibration
     ]
+
+
+def _quantization(exported: ExportRecipe) -> dict[str, Any]:
+    """Hashes of what decides how weights are stored."""
+    if exported.quantize is None:
+        return {}
+    scheme = Path(exported.quantize)
+    return {
+        "text": _texts(exported.calibration),
+        "scheme": hash_file(scheme) if scheme.is_file() else exported.quantize,
+    }
 
 
 def _made(folder: Path) -> str:
@@ -300,7 +313,7 @@ def _made(folder: Path) -> str:
 
 def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
     """Options without the paths of text, whose content is hashed instead."""
-    kept = {key: value for key, value in options.items() if key not in ("text", "calibration")}
+    kept = {key: value for key, value in options.items() if key not in _HASHED}
     if "data" in kept:
         kept["data"] = {key: value for key, value in kept["data"].items() if key != "sources"}
     return kept

@@ -179,7 +179,14 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
             for index, source in enumerate(sources)
             if isinstance(source, dict) and "path" in source
         ]
-    for section, key in (("convert", "calibration"), ("evaluate", "text")):
+    exported = _get(value, "export")
+    if str(_get(exported, "quantize")).endswith((".yaml", ".yml")):
+        slots.append((exported, "quantize", ("export", "quantize")))
+    for section, key in (
+        ("convert", "calibration"),
+        ("evaluate", "text"),
+        ("export", "calibration"),
+    ):
         texts = _get(_get(value, section), key)
         if isinstance(texts, list):
             slots += [

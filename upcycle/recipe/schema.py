@@ -201,11 +201,27 @@ class ExportRecipe(Section):
 
     Attributes:
         context: tokens that the KV cache holds.
+        prefill: tokens per call of a second function; absent means none.
         attention: fold the queries into groups, or repeat the keys and values.
+        kv_cache: in states, or in and out.
+        conv: make linear layers 1x1 convolutions.
+        split_head: parts of the output head.
+        argmax: give the likeliest next token too.
+        quantize: a preset or a YAML file; absent means fp16.
+        untie: store a tied output matrix apart from the embedding.
+        calibration: text that tells which layers need more bits.
     """
 
     context: Positive
+    prefill: Annotated[int, Field(ge=2)] | None = None
     attention: Literal["qfold", "repeat-kv"] = "qfold"
+    kv_cache: Literal["state", "read-only"] = "state"
+    conv: bool = False
+    split_head: Positive = 1
+    argmax: bool = False
+    quantize: str | None = None
+    untie: bool = False
+    calibration: Annotated[tuple[PathValue, ...], Field(strict=False)] = (Path(BUILTIN),)
 
 
 class Recipe(Section):
@@ -231,6 +247,8 @@ class Recipe(Section):
     def texts(self) -> list[Path]:
         """Every file or folder of text that the recipe reads."""
         trained_on = () if self.train is None else self.train.data.sources
-        calibration = (path for path in self.convert.calibration if str(path) != BUILTIN)
+        measured_on = () if self.export is None else self.export.calibration
+        measured_on += self.convert.calibration
+        calibration = (path for path in measured_on if str(path) != BUILTIN)
         own = (source.path for source in trained_on)
         return [*calibration, *own, *self.evaluate.text]

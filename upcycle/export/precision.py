@@ -1,0 +1,62 @@
+"""Convert large weights to fp16 without multiplying them in memory.
+
+coremltools 9.0 asks of every weight whether it overflows fp16, and for that indexes it with
+64-bit indices of each of its axes: 24 bytes per number of a matrix, which made up half of the
+peak of a conversion.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WRITTEN_FOR = "9.0"
+_CHUNK = 2**20
+_LARGEST_FP16 = 65504
+_INFINITE = 1e38  # coremltools takes what is beyond it for a mask's infinity
+
+
+@contextmanager
+def lean_overflow_probe() -> Iterator[None]:
+    """Let coremltools 9.0 probe weights for fp16 overflow piece by piece, with the same answers.
+
+    No other version is touched.
+    """
+    if not version("coremltools").startswith(_WRITTEN_FOR):
+        yield
+        return
+    from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
+
+    original = FP16ComputePrecision.fp16_overflow
+    FP16ComputePrecision.fp16_overflow = staticmethod(_has_overflowing_weight)
+    try:
+        yield
+    finally:
+        FP16ComputePrecision.fp16_overflow = staticmethod(original)
+
+
+def _has_overflowing_weight(operation: Any) -> bool:
+    """Whether a constant fp32 input of a MIL operation has numbers that fp16 cannot hold."""
+    for given in operation.inputs.values():
+        for variable in given if isinstance(given, list | tuple) else [given]:
+            if (
+                variable.op is not None
+                and variable.op.op_type == "const"
+                and variable.is_tensor_or_scalar_of(dtype="fp32")
+                and overflows_fp16(np.asarray(variable.op.val.val))
+            ):
+                return True
+    return False
+
+
+def overflows_fp16(values: NDArray[Any]) -> bool:
+    """Whether a number is beyond ±65,504 and yet no infinity (beyond 1e38)."""
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        size = np.abs(flat[start : start + _CHUNK])
+        if bool(np.any((size > _LARGEST_FP16) & (size < _INFINITE))):
+            return True
+    return False

@@ -1,0 +1,134 @@
+"""A decoder whose KV cache stays outside: the past's K and V come in, the new tokens' go out.
+
+The graph writes nothing in place, which is what Apple asks of programs for the Neural Engine, and
+it never concatenates K or V: their scores are concatenated, and the weights split again,
+softmax([q·K_pastᵀ, q·k_newᵀ]) = [a, b] gives a·V_past + b·v_new.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from upcycle.export.attention import Segments
+from upcycle.export.decoder import DecoderShape, next_token_names, next_tokens, positions
+from upcycle.export.host_cache import new_names, past_mask, past_names
+from upcycle.export.masks import additive_mask, masks_for_model
+from upcycle.export.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
+
+
+class ReadOnlyDecoder(nn.Module):
+    """T tokens, the position of the first and the past in; logits and the tokens' K and V out.
+
+    Args:
+        model: a causal LM of transformers whose rotary embedding is a table, with an attention of
+            `upcycle.export.attention`.
+        shape: what it writes to its cache.
+        context: C, the positions that the past holds.
+        argmax: whether to give the likeliest next token of each position too.
+    """
+
+    def __init__(
+        self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.argmax = argmax
+        self.context = context
+        self.masks = shape.masks
+        self.num_layers = shape.num_layers
+        heads = (1, shape.num_key_value_heads, context)
+        self.past_shapes = ((*heads, shape.head_dim), (*heads, shape.value_head_dim)) * (
+            shape.num_layers
+        )
+
+    def signature(self, queries: int) -> Signature:
+        """Tokens, position, K and V of each layer and masks in, logits and new K and V out."""
+        return Signature(
+            inputs=(
+                Input(INPUT_IDS, (1, queries), "int32"),
+                Input(POSITION, (1,), "int32"),
+                *(
+                    Input(name, shape, "float16")
+                    for name, shape in zip(
+                        past_names(self.num_layers), self.past_shapes, strict=True
+                    )
+                ),
+                *(Input(name, (1, 1, queries, self.context), "float16") for name in self.masks),
+            ),
+            outputs=(LOGITS, *new_names(self.num_layers), *next_token_names(self.argmax)),
+        )
+
+    def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
+        """T tokens at position 0, with no past."""
+        return (
+            torch.zeros(1, queries, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int32),
+            *(torch.zeros(shape) for shape in self.past_shapes),
+            *(
+                torch.from_numpy(past_mask(0, queries, self.context, window)).float()
+                for window in self.masks.values()
+            ),
+        )
+
+    def forward(
+        self, input_ids: Tensor, position: Tensor, *past_and_masks: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Logits [1, T, vocabulary], then K [1, g, T, d] and V [1, g, T, e] of each layer.
+
+        The next tokens [1, T] come last where they are asked for.
+
+        Args:
+            input_ids: [1, T], the tokens.
+            position: [1], of the first token.
+            past_and_masks: K [1, g, C, d] and V [1, g, C, e] of each layer, K with its positions
+                applied, then for each of the shape's masks `past_mask` [1, 1, T, C].
+        """
+        queries = input_ids.shape[1]
+        past, masks = past_and_masks[: 2 * self.num_layers], past_and_masks[2 * self.num_layers :]
+        whole = {
+            name: torch.cat([mask, _mask_among_new(queries, window)], -1)
+            for mask, (name, window) in zip(masks, self.masks.items(), strict=True)
+        }
+        cache = PastCache(past)
+        output = self.model(
+            input_ids=input_ids,
+            position_ids=positions(position, queries),
+            attention_mask=masks_for_model(whole),
+            cache=cache,
+            use_cache=True,
+        )
+        return output.logits, *cache.new, *next_tokens(output.logits, self.argmax)
+
+
+def _mask_among_new(queries: int, window: int | None) -> Tensor:
+    """What T tokens see of each other, [1, 1, T, T]: always the same, a constant of the graph."""
+    return torch.tensor(additive_mask(0, queries, queries, window).tolist())
+
+
+class PastCache:
+    """What transformers' attention layers need of a cache, over a past that nobody writes to.
+
+    Args:
+        past: K [1, g, C, d] and V [1, g, C, e] of layer 0, of layer 1, ...
+
+    Attributes:
+        new: the K and V that `update` was given, in the same order, [1, g, T, ..] each.
+    """
+
+    def __init__(self, past: tuple[Tensor, ...]) -> None:
+        self.past = past
+        self.new: list[Tensor] = [*past]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Segments, Segments]:
+        """The past's and the new keys, and the same of the values."""
+        place = slice(2 * layer_idx, 2 * layer_idx + 2)
+        self.new[place] = key_states, value_states
+        past_keys, past_values = self.past[place]
+        return Segments(past_keys, key_states), Segments(past_values, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """C: all positions are always read, and the mask says which count."""
+        return self.past[2 * layer_idx].shape[2]
