@@ -274,7 +274,7 @@ def main() -> None:
     name = Path(args.name).name
     document = {
         "command": f"python scripts/leaderboard.py {args.name} --tokens {args.tokens}"
-        f" --refine {args.refine} --seeds {args.seeds}",
+        f" --refine {args.refine} --seeds {args.seeds} --heldout-tokens {args.heldout_tokens}",
         "measured": datetime.date.today().isoformat(),
         "machine": machine(args.device),
         "tokens": args.tokens,
