@@ -17,11 +17,13 @@ from upcycle.export.program import convert_decoder
 from upcycle.export.quantize import compression
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise
-from upcycle.export.quantize.schemes import PRESETS, Scheme
+from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
 from upcycle.export.quantize.weights import Weight, assign, find_weights, untie
 from upcycle.export.quiet import quiet_coremltools
 
 CONTEXT = 32
+BY_FOUR = Scheme(kind="palette", bits=4, group=4)
+GROUPED = Quantization(ffn=BY_FOUR, attention=BY_FOUR, lm_head=BY_FOUR)
 
 
 def converted(
@@ -45,9 +47,10 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return converted(tmp_path_factory.mktemp("tied") / "source", "llama", tie_word_embeddings=True)
 
 
-def plan(model: Any, preset: str) -> tuple[dict[str, Weight], dict[str, Scheme]]:
+def plan(model: Any, preset: str | Quantization) -> tuple[dict[str, Weight], dict[str, Scheme]]:
     weights = {weight.name: weight for weight in find_weights(model)}
-    return weights, assign(PRESETS[preset], weights.values())
+    quantization = PRESETS[preset] if isinstance(preset, str) else preset
+    return weights, assign(quantization, weights.values())
 
 
 def decompressed(package: Any) -> tuple[dict[str, NDArray[np.float16]], set[str]]:
@@ -78,9 +81,9 @@ def check_values(package: Any, model: Any, schemes: Mapping[str, Scheme]) -> Non
         assert np.array_equal(value.reshape(expected.shape), expected), name
 
 
-@pytest.mark.parametrize("preset", ["mixed", "int4"])
+@pytest.mark.parametrize("preset", ["mixed", "int4", GROUPED])
 def test_the_package_holds_the_numbers_that_torch_computes_with(
-    tied: tuple[Any, Any], preset: str
+    tied: tuple[Any, Any], preset: str | Quantization
 ) -> None:
     package, model = tied
     weights, schemes = plan(model, preset)
@@ -99,7 +102,7 @@ def test_rotary_tables_norms_and_biases_stay(tied: tuple[Any, Any]) -> None:
 
 def test_the_same_weights_give_the_same_bytes(tied: tuple[Any, Any]) -> None:
     package, model = tied
-    weights, schemes = plan(model, "mixed")
+    weights, schemes = plan(model, GROUPED)
     one, two = (
         Path(compress(package, weights, schemes).weights_dir, "weight.bin").read_bytes()
         for _ in range(2)
@@ -119,6 +122,7 @@ def test_an_untied_pair_becomes_two_constants(tied: tuple[Any, Any]) -> None:
     check_values(compress(package, weights, schemes), model, schemes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["phi3", "gpt_oss"])
 def test_other_layouts_are_found(model_type: str, tmp_path: Path) -> None:
     package, model = converted(tmp_path / "source", model_type)
@@ -127,18 +131,20 @@ def test_other_layouts_are_found(model_type: str, tmp_path: Path) -> None:
     check_values(compress(package, weights, schemes), model, schemes)
 
 
+@pytest.mark.slow
 def test_convolutions_are_found(tmp_path: Path) -> None:
     package, model = converted(tmp_path / "source", "llama", {"conv": True})
     weights, schemes = plan(model, "mixed")
     check_values(compress(package, weights, schemes), model, schemes)
 
 
+@pytest.mark.slow
 def test_a_split_head_is_compressed_in_all_its_parts(tmp_path: Path) -> None:
     tied = {"vocab_size": 256, "tie_word_embeddings": True}
     package, model = converted(tmp_path / "source", "llama", {"split_head": 2}, **tied)
-    weights, schemes = plan(model, "lut4")
+    weights, schemes = plan(model, GROUPED)
     values, _ = decompressed(compress(package, weights, schemes))
-    expected = dequantise(model.lm_head.weight, PRESETS["lut4"].lm_head).numpy()
+    expected = dequantise(model.lm_head.weight, BY_FOUR).numpy()
     parts = [value for name, value in sorted(values.items()) if "parts" in name]
     assert np.array_equal(np.concatenate(parts), expected)
     (table,) = (value for name, value in values.items() if "embed_tokens" in name)

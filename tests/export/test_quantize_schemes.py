@@ -7,7 +7,7 @@ import pytest
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
 from upcycle.export.quantize.loading import load_quantization
-from upcycle.export.quantize.schemes import PRESETS, Scheme
+from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
 from upcycle.export.quantize.weights import assign, bits_by_role, find_weights, is_tied, untie
 
 INT8 = Scheme(kind="linear", bits=8)
@@ -105,13 +105,14 @@ def test_promoted_layers_get_more_bits() -> None:
     assert schemes["model.layers.8.mlp.up_proj.weight"].bits == 4
     assert schemes["lm_head.weight"].bits == 6
     said = bits_by_role(weights, schemes)
-    assert said["ffn"] == "24 x linear 8-bit, 3 x palette 4-bit by 16"
+    assert said["ffn"] == "24 x linear 8-bit, 3 x palette 4-bit by 1"
 
 
 def test_what_does_not_divide_is_refused_with_what_does() -> None:
     weights = find_weights(tiny_model(num_hidden_layers=1, intermediate_size=88))
+    grouped = Quantization(ffn=Scheme(kind="palette", bits=4, group=16))
     with pytest.raises(ExportError, match=r"a group of 16 does not divide 88[^$]*group: 11"):
-        assign(PRESETS["mixed"], weights)
+        assign(grouped, weights)
     narrow = find_weights(tiny_model(num_hidden_layers=1, hidden_size=48, num_attention_heads=4))
     with pytest.raises(ExportError, match=r"a block of 32 does not divide 48[^$]*block: 24"):
         assign(PRESETS["int4"], narrow)

@@ -1,12 +1,13 @@
 """`upcycle check-export`: run a Core ML package here and compare it with its checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from upcycle.cli.arguments import Source
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.errors import ExportError
 
 if TYPE_CHECKING:
     from upcycle.export.parity.logits import Difference
@@ -42,18 +43,22 @@ def check_export_command(
 
     It shows what the program means, not what a device makes of it.
     """
+    from upcycle.export.coreai.checking import check_asset
+    from upcycle.export.coreai.exporting import SUFFIX
     from upcycle.export.parity.check import check_export
 
-    with console.progress() as watch:
-        result = check_export(
-            source,
-            package,
-            text=text or (),
-            tokens=tokens,
-            max_kl=max_kl,
-            against=against,
-            watch=watch,
+    limits: dict[str, Any] = {"text": text or (), "tokens": tokens, "max_kl": max_kl}
+    if package.suffix == SUFFIX and against is not None:
+        raise ExportError(
+            "Core AI assets are not compared with each other",
+            where="--against",
+            fix="check each against its checkpoint",
         )
+    with console.progress() as watch:
+        if package.suffix == SUFFIX:
+            result = check_asset(source, package, **limits, watch=watch)
+        else:
+            result = check_export(source, package, **limits, against=against, watch=watch)
     kind = ", ".join(map(str, text)) if text else "the packaged held-out text"
     console.print(
         f"{result.tokens} tokens of {kind}: {result.prefilled} by prefill, "
@@ -61,8 +66,8 @@ def check_export_command(
     )
     if result.compressed:
         console.print(
-            f"the package's weights are compressed: the reference is {source} with "
-            f"{result.compressed} weights of the package"
+            f"the package's weights are compressed: torch has {result.compressed} of them in place "
+            "of the checkpoint's"
         )
     _print_differences(console, result)
     for found in result.arithmetics:
@@ -92,12 +97,13 @@ def _print_differences(console: Console, result: "ExportCheck") -> None:
         pairs = {
             "torch": found.text,
             "torch, end of context": found.end,
-            "torch, full weights": found.full,
+            "torch, checkpoint's numbers": found.full,
             "prefill, decoded": found.prefill,
             "other package": found.against,
         }
         rows += [_row(f"{found.name}: {what}", pair) for what, pair in pairs.items() if pair]
-    header = ["against", "max |d|", "mean |d|", "of range", "KL, nats", "same token", "decided"]
+    console.print("torch computes in fp32, on weights and angles as the package can hold them")
+    header = ["against", "max |d|", "of range", "typical", "KL, nats", "same token", "decided"]
     console.table(header, rows)
     console.print()
 
@@ -106,8 +112,8 @@ def _row(name: str, difference: "Difference") -> list[str]:
     return [
         name,
         f"{difference.maximum:.3g}",
-        f"{difference.mean:.3g}",
         f"{difference.relative:.2g}",
+        f"{difference.typical_relative:.2g}",
         f"{difference.kl:.2g}",
         f"{difference.agreeing} / {difference.positions}",
         f"{difference.decided - difference.broken} / {difference.decided}",

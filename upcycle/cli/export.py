@@ -2,12 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from upcycle.cli.arguments import Calibration, Overwrite, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.errors import ExportError
+
+if TYPE_CHECKING:
+    from upcycle.export.quantize.preparation import Prepared
 
 
 @command("export", epilog="Example: upcycle export out model.mlpackage --context 512")
@@ -15,7 +19,11 @@ def export_command(
     console: Console,
     source: Source,
     output: Annotated[
-        Path, typer.Argument(metavar="OUT.mlpackage", help="The Core ML package to make.")
+        Path,
+        typer.Argument(
+            metavar="OUT.mlpackage",
+            help="The Core ML package to make, or the Core AI asset: OUT.aimodel.",
+        ),
     ],
     context: Annotated[
         int, typer.Option("--context", help="Positions that the KV cache holds, a multiple of 32.")
@@ -60,26 +68,34 @@ def export_command(
     calibration: Calibration = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
-    """Export SRC as a Core ML program (iOS 18) that decodes one token per call."""
+    """Export SRC as a program of Core ML (iOS 18) or Core AI that decodes token by token."""
+    from upcycle.export.coreai.exporting import SUFFIX, export_coreai
     from upcycle.export.coreml import export_coreml
 
-    with console.progress() as watch:
-        result = export_coreml(
-            source,
-            output,
-            context=context,
-            prefill=prefill,
-            attention=attention,
-            kv_cache=kv_cache,
-            conv=conv,
-            split_head=split_head,
-            argmax=argmax,
-            quantize=quantize,
-            untie=untie,
-            calibration=calibration or ["builtin"],
-            overwrite=overwrite,
-            watch=watch,
+    options: dict[str, Any] = {
+        "context": context,
+        "prefill": prefill,
+        "attention": attention,
+        "kv_cache": kv_cache,
+        "conv": conv,
+        "split_head": split_head,
+        "argmax": argmax,
+    }
+    quantization = {"quantize": quantize, "untie": untie, "calibration": calibration}
+    given: dict[str, Any] = {name: value for name, value in quantization.items() if value}
+    if output.suffix == SUFFIX and given:
+        raise ExportError(
+            f"{output.name} keeps its weights in fp16",
+            where=f"--{next(iter(given))}",
+            fix="leave it away, or export an .mlpackage",
         )
+    with console.progress() as watch:
+        if output.suffix == SUFFIX:
+            result = export_coreai(source, output, **options, overwrite=overwrite, watch=watch)
+        else:
+            result = export_coreml(
+                source, output, **options, **given, overwrite=overwrite, watch=watch
+            )
     function = result.function
     kv_tiles = [tile for tile in function.tiles if tile.of_kv]
     kv_tile_bytes = sum(tile.nbytes for tile in kv_tiles)
@@ -92,7 +108,11 @@ def export_command(
     )
     if prefill is not None:
         console.print(f"the function `prefill` takes {prefill} tokens per call")
-    console.print(f"see `upcycle graph {output}` for its operations and bytes per token")
+    if result.quantization is not None:
+        _show_quantization(console, result.quantization)
+    if output.suffix != SUFFIX:
+        console.print(f"see `upcycle graph {output}` for its operations and bytes per token")
+    console.print(f"see `upcycle check-export {source} {output}` for what it computes")
     return Outcome(
         {
             "output": str(output),
@@ -105,3 +125,17 @@ def export_command(
             "manifest": result.manifest,
         }
     )
+
+
+def _show_quantization(console: Console, prepared: "Prepared") -> None:
+    roles = ", ".join(f"{role} {bits}" for role, bits in prepared.record()["roles"].items())
+    console.print(f"weights: {roles}")
+    found = prepared.sensitivity
+    if found is not None:
+        promoted = ", ".join(map(str, sorted(prepared.promoted)))
+        console.print(f"layers with more bits, as the most sensitive: {promoted}")
+        console.table(
+            ["layer", "KL when it alone is quantised"],
+            [[str(layer), f"{found.kl[layer]:.2g}"] for layer in found.ranking],
+        )
+        console.print(f"KL of the quantised checkpoint on the calibration text: {prepared.kl:.3g}")

@@ -18,7 +18,8 @@ from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
 from upcycle.export.checks import check_graph
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.graph import Function, read_graph
-from upcycle.export.loading import CONTEXT_MULTIPLE, DECODERS, IMPLEMENTATIONS, STATE, load_decoder
+from upcycle.export.loading import STATE, load_decoder
+from upcycle.export.options import ExportOptions, check_options
 from upcycle.export.program import save_package
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
 from upcycle.export.signature import DECODE, PREFILL
@@ -28,37 +29,6 @@ from upcycle.recipe.schema import BUILTIN
 
 HUB_NAME_KEY = "co.huggingface.exporters.name"  # where swift-transformers finds the tokenizer
 _LIBRARIES = ("coremltools", "numpy", "torch", "transformers")
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What to export.
-
-    Attributes:
-        context: C, the positions of the KV cache, a multiple of 32, at most the model's.
-        prefill: T, the tokens per call of a second function `prefill`; None makes none.
-        attention: "qfold" never copies K and V; "repeat-kv" copies them to all query heads, for
-            comparison.
-        kv_cache: "state" keeps K and V in Core ML states; "read-only" takes those of the past as
-            inputs and gives the new ones as outputs.
-        conv: whether linear layers become 1x1 convolutions.
-        split_head: how many parts the output head has; one that shares the embedding's table is
-            stored again.
-        argmax: whether there is an output `nextToken` [1, T] int32, the likeliest, beside the
-            logits.
-        quantize: a preset or a YAML file that says how weights are stored; None keeps fp16.
-        untie: whether an output matrix that is the embedding's gets a scheme of its own.
-    """
-
-    context: int = 512
-    prefill: int | None = None
-    attention: str = QFOLD
-    kv_cache: str = STATE
-    conv: bool = False
-    split_head: int = 1
-    argmax: bool = False
-    quantize: str | None = None
-    untie: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,39 +167,7 @@ def _check_request(output: Path, options: ExportOptions) -> None:
             where=str(output),
             fix="end it in .mlpackage",
         )
-    for option, asked, known in (
-        ("--attention", options.attention, IMPLEMENTATIONS),
-        ("--kv-cache", options.kv_cache, DECODERS),
-    ):
-        if asked not in known:
-            raise ExportError(
-                f"unknown {option[2:]} {asked!r}", where=option, fix=f"choose {' or '.join(known)}"
-            )
-    context, prefill = options.context, options.prefill
-    if context < CONTEXT_MULTIPLE or context % CONTEXT_MULTIPLE:
-        raise ExportError(
-            f"context {context} is no positive multiple of {CONTEXT_MULTIPLE}",
-            where="--context",
-            fix=f"pass {max(1, round(context / CONTEXT_MULTIPLE)) * CONTEXT_MULTIPLE}",
-        )
-    if prefill is not None and not 1 < prefill < context:
-        raise ExportError(
-            f"prefill {prefill} is not between 2 and the context of {context}",
-            where="--prefill",
-            fix=f"pass {min(64, context // 2)}, or leave it out to decode only",
-        )
-    if options.untie and options.quantize is None:
-        raise ExportError(
-            "there is nothing to untie in fp16",
-            where="--untie",
-            fix="pass --quantize too, or leave --untie away",
-        )
-    if options.split_head < 1:
-        raise ExportError(
-            f"the output head cannot have {options.split_head} parts",
-            where="--split-head",
-            fix="pass 8, or leave it out",
-        )
+    check_options(options)
     numpy = tuple(map(int, version("numpy").split(".")[:2]))
     if version("coremltools").startswith("9.0") and numpy >= (2, 4):
         raise ExportError(

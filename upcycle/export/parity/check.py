@@ -116,14 +116,14 @@ def _compared(
     other: Outputs | None = None,
     probe: OverflowProbe | None = None,
 ) -> Arithmetic:
-    full = compare_logits(reference.full.text, outputs.text) if reference.replaced else None
     return Arithmetic(
         name=name,
         text=compare_logits(reference.own.text, outputs.text),
         end=compare_logits(reference.own.end, outputs.end),
         prefill=_prefill_difference(outputs),
-        caches=outputs.caches,
-        full=full,
+        caches=None if outputs.caches is None else float(outputs.caches.max()),
+        typical_caches=None if outputs.caches is None else float(outputs.caches.median()),
+        full=compare_logits(reference.full.text, outputs.text),
         against=compare_logits(other.text, outputs.text) if other else None,
         largest=probe.top(_SHOWN) if probe else [],
         overflowed=probe.overflowed if probe else [],

@@ -75,13 +75,14 @@ class Outputs:
         text: logits [N, vocabulary], the first tokens through `prefill` where there is one.
         end: logits [16, vocabulary] of the first tokens again, at the end of the context.
         decoded: logits [P, vocabulary] of the prefilled tokens, decoded one by one instead.
-        caches: K and V differ by this much after the one and the other, relative.
+        caches: how far K and V are apart after the one and the other, [P] by position, as a part of
+            their largest magnitude.
     """
 
     text: Tensor
     end: Tensor
     decoded: Tensor | None
-    caches: float | None
+    caches: Tensor | None
 
     @property
     def prefilled(self) -> int:
@@ -116,5 +117,8 @@ def run_program(program: Program, runner: Runner, tokens: Tensor) -> Outputs:
     return Outputs(text, end, decoded, _difference(caches, second.caches()))
 
 
-def _difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
+def _difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    apart = [
+        (one[name] - other[name]).abs().amax((0, 1, 3)) / one[name].abs().max() for name in one
+    ]
+    return torch.stack(apart).amax(0)

@@ -17,8 +17,9 @@ class Arithmetic:
         text: against the reference, on the text from position 0.
         end: the same on tokens at the end of the context.
         prefill: prefill against decoding the same tokens; None without prefill.
-        caches: K and V likewise, the largest difference as a part of the largest magnitude.
-        full: against the whole checkpoint, where the reference has the package's own weights.
+        caches: K and V likewise, the largest difference as a part of their largest magnitude.
+        typical_caches: the median of that over the positions.
+        full: against the whole checkpoint, without the rounding or compression of its weights.
         against: against another package.
         largest: the operations with the largest results.
         overflowed: those whose results do not fit into fp16.
@@ -29,7 +30,8 @@ class Arithmetic:
     end: Difference
     prefill: Difference | None
     caches: float | None
-    full: Difference | None
+    typical_caches: float | None
+    full: Difference
     against: Difference | None
     largest: list[Extreme]
     overflowed: list[Extreme]

@@ -15,7 +15,11 @@ from upcycle.export.quiet import quiet_coremltools
 # Between module and parameter there may be what the export put there; what follows depends on the
 # dtype that the parameter was traced in.
 _NAME = "model_{}(_embedding|_parts_[0-9]+)?_{}(_to_fp16|_promoted_to_fp16)?"
-_MADE = {"palette": "constexpr_lut_to_dense", "linear": "constexpr_blockwise_shift_scale"}
+# What coremltools makes of a constant: what it puts behind the name, and the operation.
+_MADE = {
+    "palette": ("_palettized", "constexpr_lut_to_dense"),
+    "linear": ("_quantized", "constexpr_blockwise_shift_scale"),
+}
 
 
 def compress(model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]) -> Any:
@@ -158,9 +162,8 @@ def _check(model: Any, schemes: Mapping[str, Scheme]) -> None:
     """Every constant must be gone, and a compressed one stand for it."""
     made = {output.name: op.type for op in _operations(model) for output in op.outputs}
     for name, scheme in schemes.items():
-        compressed = [name + suffix for suffix in ("_palettized", "_quantized")]
-        kinds = [made[value] for value in compressed if value in made]
-        if name in made or kinds != [_MADE[scheme.kind]]:
+        end, kind = _MADE[scheme.kind]
+        if name in made or made.get(name + end) != kind:
             raise ExportError(
                 f"coremltools left a weight as it was instead of storing it as {scheme}",
                 where=name,

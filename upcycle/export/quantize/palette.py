@@ -27,17 +27,14 @@ def fit_palette(
         The table [2^bits], ascending, and flat indices.
     """
     keys = np.ascontiguousarray(weights).view(np.uint16).ravel()
-    counts = np.bincount(keys, minlength=1 << 16)
-    present = np.flatnonzero(counts).astype(np.uint16)
+    present, where, counts = np.unique(keys, return_inverse=True, return_counts=True)
     values = present.view(np.float16).astype(np.float64)
     order = np.argsort(values, kind="stable")
-    present, values = present[order], values[order]
-    centres = _centres(values, counts[present].astype(np.float64), 1 << bits)
+    centres = _centres(values[order], counts[order].astype(np.float64), 1 << bits)
     table = np.sort(centres).astype(np.float16)
-    nearest = np.zeros(1 << 16, np.uint8)
     bounds = table.astype(np.float64)
-    nearest[present] = np.searchsorted((bounds[1:] + bounds[:-1]) / 2, values)
-    return table, nearest[keys]
+    nearest = np.searchsorted((bounds[1:] + bounds[:-1]) / 2, values).astype(np.uint8)
+    return table, nearest[where]
 
 
 def _centres(

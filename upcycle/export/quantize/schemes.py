@@ -1,7 +1,7 @@
 """What `--quantize` may say: how the weights of each role and layer are stored."""
 
 from collections.abc import Collection
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -115,27 +115,40 @@ class Quantization(Section):
         return scheme
 
 
-def _everywhere(scheme: Scheme) -> Quantization:
-    return Quantization(ffn=scheme, attention=scheme, lm_head=scheme, embedding=scheme)
+def _everywhere(
+    kind: Literal["palette", "linear"],
+    bits: int,
+    *,
+    group: int | None = None,
+    block: int | None = None,
+) -> Quantization:
+    layers = Scheme(kind=kind, bits=bits, group=group, block=block)
+    # Vocabularies have sizes that no group divides.
+    vocabulary = Scheme(kind=kind, bits=bits, block=block)
+    return Quantization(ffn=layers, attention=layers, lm_head=vocabulary, embedding=vocabulary)
 
 
 def _mixed(count: int | None = None) -> Quantization:
-    """4 bits for most of the weights, 6 for the logits, 8 for the small but sensitive attention."""
-    roles: dict[str, Any] = {
-        "ffn": Scheme(kind="palette", bits=4, group=16),
-        "attention": Scheme(kind="linear", bits=8),
-        "lm_head": Scheme(kind="palette", bits=6),
-        "embedding": Scheme(kind="palette", bits=4),
-    }
-    return Quantization(**roles, promote=Promotion(count=count) if count else None)
+    """4 bits for most of the weights, 6 for the logits, 8 for the small but sensitive attention.
+
+    A palette for each channel costs 32 B of it, and on SmolLM2-135M takes the feed-forward
+    matrices' divergence from 0.67 (16 channels each) to 0.25 nats per token.
+    """
+    return Quantization(
+        ffn=Scheme(kind="palette", bits=4, group=1),
+        attention=Scheme(kind="linear", bits=8),
+        lm_head=Scheme(kind="palette", bits=6),
+        embedding=Scheme(kind="palette", bits=4),
+        promote=Promotion(count=count) if count else None,
+    )
 
 
 PRESETS = {
-    "int8": _everywhere(Scheme(kind="linear", bits=8)),
-    "int4": _everywhere(Scheme(kind="linear", bits=4, block=32)),
-    "lut4": _everywhere(Scheme(kind="palette", bits=4, group=16)),
-    "lut6": _everywhere(Scheme(kind="palette", bits=6, group=16)),
-    "lut8": _everywhere(Scheme(kind="palette", bits=8)),
+    "int8": _everywhere("linear", 8),
+    "int4": _everywhere("linear", 4, block=32),
+    "lut4": _everywhere("palette", 4, group=1),
+    "lut6": _everywhere("palette", 6, group=16),
+    "lut8": _everywhere("palette", 8, group=16),
     "mixed": _mixed(),
     "top8": _mixed(8),
     "top12": _mixed(12),

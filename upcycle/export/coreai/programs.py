@@ -1,0 +1,122 @@
+"""A decoder as a Core AI program, through `torch.export`."""
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from upcycle.errors import ExportError
+from upcycle.export.cache import StateCache
+from upcycle.export.decoder import StatefulDecoder, next_tokens, positions
+from upcycle.export.masks import masks_for_model
+from upcycle.export.signature import KEY_CACHE, VALUE_CACHE, Decoder
+
+DTYPES = {"float16": torch.float16, "float32": torch.float32}
+
+
+class SlicedDecoder(StatefulDecoder):
+    """A `StatefulDecoder` that `torch.export` can read.
+
+    It slices a buffer only at a number that it knows to be in bounds; `torch.jit.trace`, which
+    coremltools reads, would make that number a constant.
+    """
+
+    def forward(
+        self, input_ids: Tensor, position: Tensor, *masks: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
+        """As `StatefulDecoder.forward`."""
+        start: Any = position[0].item()
+        check: Any = torch._check
+        check(start >= 0)
+        check(start + input_ids.shape[1] <= self.context)
+        output = self.model(
+            input_ids=input_ids,
+            position_ids=positions(position, input_ids.shape[1]),
+            attention_mask=masks_for_model(dict(zip(self.masks, masks, strict=True))),
+            cache=StateCache(self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE), start),
+            use_cache=True,
+        )
+        logits: Tensor = output.logits
+        return (logits, *next_tokens(logits, self.argmax)) if self.argmax else logits
+
+
+def require_coreai() -> None:
+    """Refuse to go on without Apple's packages.
+
+    Raises:
+        ExportError: they are not installed.
+    """
+    missing = [name for name in ("coreai", "coreai_torch") if find_spec(name) is None]
+    if missing:
+        raise ExportError(
+            f"Core AI needs {' and '.join(missing)}, which cannot be imported",
+            where="installed packages",
+            fix='pip install "upcycle[coreai]", on macOS or x86-64 Linux with glibc 2.34 or newer',
+        )
+
+
+def convert_program(
+    decoder: Decoder,
+    functions: Mapping[str, int],
+    dtype: str,
+    watch: Callable[[str], None] = lambda note: None,
+) -> Any:
+    """The `AIProgram` of a decoder. Nothing is printed.
+
+    Args:
+        decoder: an `nn.Module` with a signature; its weights are converted in place.
+        functions: how many queries each function takes per call, by name. All share their weights.
+        dtype: of the weights, the cache and the masks, one of `DTYPES`.
+        watch: told of each step.
+    """
+    assert isinstance(decoder, nn.Module)
+    decoder.to(DTYPES[dtype])
+    with _quiet():
+        from coreai_torch import TorchConverter
+
+        # The other mode stores the paths and lines of this machine's sources.
+        converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
+        for name, queries in functions.items():
+            watch(f"exporting {name}")
+            signature = decoder.signature(queries)
+            converter.add_exported_program(
+                _exported(decoder, decoder.example_inputs(queries), DTYPES[dtype]),
+                entrypoint_name=name,
+                input_names=[each.name for each in signature.inputs],
+                output_names=list(signature.outputs),
+                state_names=list(signature.states),
+            )
+        watch("converting")
+        return converter.to_coreai()
+
+
+def _exported(decoder: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
+    from coreai_torch import get_decomp_table
+
+    cast = tuple(value.to(dtype) if value.is_floating_point() else value for value in inputs)
+    with torch.no_grad(), _default_dtype(dtype):
+        return torch.export.export(decoder, cast).run_decompositions(get_decomp_table())
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Constants that a model makes while it runs, such as masks, get the dtype of its weights."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without coreai-torch's banner, which it prints to stdout, and what it and torch warn of."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
