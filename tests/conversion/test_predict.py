@@ -55,7 +55,7 @@ def test_the_command_prints_every_layer_and_json(tmp_path: Path, text: Path) -> 
     from importlib import import_module
 
     for name in cli.COMMANDS:
-        import_module(f"upcycle.cli.{name}")
+        import_module(f"upcycle.cli.{name.replace('-', '_')}")
     source = tiny_checkpoint(tmp_path / "source")
     arguments = ["predict", str(source), "--calibration", str(text), "--calibration-tokens", "512"]
     shown = CliRunner().invoke(cli.app, arguments)

@@ -42,7 +42,10 @@ def dense_experts(
 
 def _batched_linear(module: Any, name: str, x: Tensor) -> Tensor:
     weight = getattr(module, name)
-    output = torch.matmul(x, weight if module.is_transposed else weight.transpose(1, 2))
+    if module.is_transposed:
+        output = torch.matmul(x, weight)
+    else:  # this way round the weight stays a constant of its own name, which can be compressed
+        output = torch.matmul(weight, x.transpose(1, 2)).transpose(1, 2)
     return output + getattr(module, f"{name}_bias")[:, None] if module.has_bias else output
 
 

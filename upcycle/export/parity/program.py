@@ -106,12 +106,13 @@ def run_program(program: Program, runner: Runner, tokens: Tensor) -> Outputs:
     end = feed(program.end).decode(tokens[:END])
     first = feed()
     size = first.prefill_size
-    if size is None:
+    if size is None or size > len(tokens):
         return Outputs(first.decode(tokens), end, None, None)
     whole = max(1, len(tokens) // 2 // size) * size
     prefilled = first.prefill(tokens[:whole])
     caches = first.caches()
-    text = torch.cat([prefilled, first.decode(tokens[whole:])])
+    rest = tokens[whole:]
+    text = torch.cat([prefilled, first.decode(rest)]) if len(rest) else prefilled
     second = feed()
     decoded = second.decode(tokens[:whole])
     return Outputs(text, end, decoded, _difference(caches, second.caches()))
