@@ -1,7 +1,6 @@
 """The measured damage of each layer's quantisation."""
 
 import copy
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.data.documents import packaged_text
 from upcycle.errors import ExportError
 from upcycle.export.quantize.dequantise import (
-    dequantise_as_recorded,
     dequantise_model,
     dequantised,
 )
@@ -122,13 +120,10 @@ def test_only_a_tied_pair_can_be_untied(tmp_path: Path) -> None:
     assert prepared.schemes["model.embed_tokens.weight"].bits == 4
     assert prepared.schemes["lm_head.weight"].bits == 6
     assert prepared.sensitivity is None
-    recorded, expected = (load_model(tied, dtype=torch.float32) for _ in range(2))
-    dequantise_as_recorded(recorded, json.loads(json.dumps(prepared.record())))
-    untie(expected)
-    dequantise_model(expected, prepared.weights, prepared.schemes)
-    assert not torch.equal(recorded.lm_head.weight, recorded.model.embed_tokens.weight)
-    for name, tensor in expected.state_dict().items():
-        assert torch.equal(tensor, recorded.state_dict()[name]), name
+    separate = load_model(tied, dtype=torch.float32)
+    untie(separate)
+    dequantise_model(separate, prepared.weights, prepared.schemes)
+    assert not torch.equal(separate.lm_head.weight, separate.model.embed_tokens.weight)
     apart = tiny_checkpoint(tmp_path / "apart", num_hidden_layers=1, tie_word_embeddings=False)
     with pytest.raises(ExportError, match="not tied"):
         prepare_quantization(Checkpoint.open(apart), "mixed", untied=True)

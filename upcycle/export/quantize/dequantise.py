@@ -11,7 +11,7 @@ from torch import Tensor
 from upcycle.errors import ExportError
 from upcycle.export.quantize.palette import fit_palette
 from upcycle.export.quantize.schemes import Scheme
-from upcycle.export.quantize.weights import Weight, find_weights, untie
+from upcycle.export.quantize.weights import Weight
 
 
 def dequantise(weight: Tensor, scheme: Scheme) -> Tensor:
@@ -76,19 +76,6 @@ def dequantise_model(
     for name, scheme in schemes.items():
         parameter = model.get_parameter(name)
         parameter.data = _in_place_of(parameter.data, weights[name], scheme)
-
-
-def dequantise_as_recorded(model: Any, record: Mapping[str, Any]) -> None:
-    """Give a freshly loaded model the weights that a package holds.
-
-    Args:
-        model: the exported checkpoint's causal LM in fp32.
-        record: of `Prepared.record`, which the manifest has as `result.quantization`.
-    """
-    if record["untied"]:
-        untie(model)
-    schemes = {name: Scheme.model_validate(scheme) for name, scheme in record["schemes"].items()}
-    dequantise_model(model, {weight.name: weight for weight in find_weights(model)}, schemes)
 
 
 def _in_place_of(data: Tensor, weight: Weight, scheme: Scheme) -> Tensor:
