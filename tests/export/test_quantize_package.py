@@ -1,5 +1,6 @@
 """Compressed constants of a converted decoder."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,9 @@ def test_rotary_tables_norms_and_biases_stay(tied: tuple[Any, Any]) -> None:
     _, after = decompressed(compress(package, weights, schemes))
     gone = {name for name in before - after if name.startswith("model_")}
     assert gone == {f"model_{name.replace('.', '_')}_to_fp16" for name in schemes}
-    assert {"model_model_rotary_emb_cos_None_to_fp16", "linear_0_bias_0_to_fp16"} <= after
+    assert "model_model_rotary_emb_cos_None_to_fp16" in after
+    # The converter counts its own biases of zero.
+    assert [name for name in after if re.fullmatch(r"linear_\d+_bias_\d+_to_fp16", name)]
 
 
 def test_the_same_weights_give_the_same_bytes(tied: tuple[Any, Any]) -> None:

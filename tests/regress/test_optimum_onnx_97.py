@@ -20,6 +20,7 @@ def test_the_exported_cache_has_the_kv_heads_and_their_width(
     source = tiny_checkpoint(tmp_path / "source", family)
     convert(source, tmp_path / "out", kv_heads=2)
     model = load(tmp_path / "out")
-    decoder = StatefulDecoder(model, decoder_shape(model), context=32)
-    shapes = {name: tuple(state.shape) for name, state in decoder.named_states()}
-    assert shapes == dict.fromkeys(("keyCache", "valueCache"), (2, 2, 32, head_dim))
+    decoder = StatefulDecoder(model, decoder_shape(model, 32), 32)
+    assert decoder.signature(1).states == dict.fromkeys(
+        ("keyCache", "valueCache"), (2, 2, 32, head_dim)
+    )
