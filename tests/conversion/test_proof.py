@@ -79,6 +79,25 @@ def test_tensors_that_a_method_leaves_alone_are_not_held(tmp_path: Path) -> None
         assert set(merging.LayerMerger(source, todo, allow_nonfinite=False).changed(0)) == roles
 
 
+@pytest.mark.parametrize("method", ["mean", "procrustes"])
+def test_queries_are_read_only_where_a_method_looks_at_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    source = Checkpoint.open(tiny_checkpoint(tmp_path / "source"))
+    chunks = Checkpoint.chunks
+    read: set[str] = set()
+
+    def note(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
+        read.add(name.split(".")[4])
+        return chunks(checkpoint, name)
+
+    monkeypatch.setattr(Checkpoint, "chunks", note)
+    todo = plan(source, kv_heads=2, method=method)
+    merging.LayerMerger(source, todo, allow_nonfinite=False).changed(0)
+    unread = {"q_proj", "o_proj"} if method == "mean" else set()
+    assert read == {"q_proj", "k_proj", "v_proj", "o_proj"} - unread
+
+
 def test_a_method_that_changes_everything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

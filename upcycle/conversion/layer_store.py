@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class StoredLayers:
 
     def __init__(self, store: LayerStore, checkpoint: Checkpoint, todo: Plan) -> None:
         self._store = store
+        self._checkpoint = checkpoint
         self._family = family_in(checkpoint)
         self._shape = todo.source_shape
 
@@ -88,3 +89,7 @@ class StoredLayers:
     def changed(self, layer: int) -> dict[Role, Tensor]:
         """All of the layer's new tensors."""
         return self._store.tensors(layer)
+
+    def kept(self, layer: int, role: Role) -> Iterator[bytes]:
+        """The bytes of the source's tensor."""
+        return self._checkpoint.chunks(self._family.tensor_names(layer, self._shape)[role])

@@ -1,5 +1,7 @@
 """Merge a model's attention, layer by layer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Protocol
 
@@ -37,6 +39,9 @@ class Merger(Protocol):
     def changed(self, layer: int) -> dict[Role, Tensor]:
         """The layer's new tensors; those that are left out are the source's."""
 
+    def kept(self, layer: int, role: Role) -> Iterator[bytes]:
+        """The bytes of a tensor that `changed` left out."""
+
 
 class LayerMerger:
     """Merges layers for files that are written side by side, one layer in memory at a time.
@@ -53,6 +58,7 @@ class LayerMerger:
         self._family = family_in(checkpoint)
         lowers = todo.num_key_value_heads < todo.source_shape.num_key_value_heads
         self._must_be_finite = lowers and not allow_nonfinite  # repeated heads are copies
+        self._only_kv = not lowers or get_method(todo.method).only_kv
         self._one_at_a_time = Lock()
         # Every layer is read to the same place: fresh memory costs as much as the reading.
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -69,39 +75,58 @@ class LayerMerger:
         """
         with self._one_at_a_time:
             tensors = self._read(layer)
-            merged = _merge(self._family, self._plan, layer, tensors)
+            # Pooling waits for memory: a second thread would take the other files' core.
+            with _one_thread() if self._only_kv else nullcontext():
+                merged = _merge(self._family, self._plan, layer, tensors)
             return {
                 role: self._own(tensor)
                 for role, tensor in merged.items()
-                if role not in tensors or not _is_same_memory(tensor, tensors[role])
+                if role not in tensors
+                or not (tensor.is_meta or _is_same_memory(tensor, tensors[role]))
             }
 
+    def kept(self, layer: int, role: Role) -> Iterator[bytes]:
+        """The bytes of a tensor that `changed` left out.
+
+        Raises:
+            CheckpointError: it is not finite, at its end.
+        """
+        return self._checked(self._family.tensor_names(layer, self._plan.source_shape)[role], layer)
+
     def _read(self, layer: int) -> dict[Role, Tensor]:
+        """The layer's tensors, without numbers where the method leaves them alone."""
         names = self._family.tensor_names(layer, self._plan.source_shape)
-        sizes = [self._checkpoint.tensors[name].nbytes for name in names.values()]
-        total = sum(size + -size % _ALIGNMENT for size in sizes)
+        infos = {role: self._checkpoint.tensors[name] for role, name in names.items()}
+        projections = self._family.projections
+        unread = {
+            role
+            for role in projections.shapes(self._plan.source_shape)
+            if self._only_kv and role.endswith(".weight") and role not in projections.kv_weights()
+        }
+        sizes = {role: 0 if role in unread else info.nbytes for role, info in infos.items()}
+        total = sum(size + -size % _ALIGNMENT for size in sizes.values())
         if len(self._memory) < total:
             self._memory = torch.empty(total, dtype=torch.uint8)
         begin, tensors = 0, {}
-        for (role, name), size in zip(names.items(), sizes, strict=True):
-            place = self._memory[begin : begin + size]
-            self._read_into(place.numpy(), name, layer)
-            info = self._checkpoint.tensors[name]
-            tensors[role] = place.view(getattr(torch, TORCH_DTYPES[info.dtype])).view(info.shape)
-            begin += size + -size % _ALIGNMENT
+        for role, info in infos.items():
+            dtype = getattr(torch, TORCH_DTYPES[info.dtype])
+            if role in unread:
+                tensors[role] = torch.empty(info.shape, dtype=dtype, device="meta")
+                continue
+            place = self._memory[begin : begin + sizes[role]]
+            _fill(place.numpy(), self._checked(names[role], layer))
+            tensors[role] = place.view(dtype).view(info.shape)
+            begin += sizes[role] + -sizes[role] % _ALIGNMENT
         return tensors
 
-    def _read_into(
-        self, place: "np.ndarray[tuple[int], np.dtype[np.uint8]]", name: str, layer: int
-    ) -> None:
+    def _checked(self, name: str, layer: int) -> Iterator[bytes]:
+        """A tensor's bytes; at their end it is known whether all were finite."""
         info = self._checkpoint.tensors[name]
         scan = NonfiniteScan(info.dtype)
-        begin = 0
         for chunk in self._checkpoint.chunks(name):
-            place[begin : begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
-            begin += len(chunk)
             if self._must_be_finite:
                 scan.update(chunk)
+            yield chunk
         if scan.first is not None:
             position = [int(i) for i in np.unravel_index(scan.first, info.shape)]
             raise CheckpointError(
@@ -121,6 +146,24 @@ class LayerMerger:
         """The tensor, apart from the memory that the next layer is read to."""
         shared = tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
         return tensor.clone() if shared else tensor
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch from sharing the work out among threads of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fill(place: "np.ndarray[tuple[int], np.dtype[np.uint8]]", chunks: Iterator[bytes]) -> None:
+    begin = 0
+    for chunk in chunks:
+        place[begin : begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        begin += len(chunk)
 
 
 def _merge(

@@ -142,6 +142,8 @@ class ShardWork:
                     layer = operation.layer
                 if isinstance(operation, Attention) and operation.role in changed:
                     writer.write(output.name, tensor_chunks(changed[operation.role], output.dtype))
+                elif isinstance(operation, Attention):
+                    writer.write(output.name, self._merger.kept(layer, operation.role))
                 else:
                     writer.write(output.name, self._checkpoint.chunks(output.name))
                 self._advance(output.nbytes, shard.name)

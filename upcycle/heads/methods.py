@@ -54,6 +54,7 @@ class Method:
         merge: the method.
         reference: its paper.
         needs_calibration: whether it is refused without moments.
+        only_kv: whether it leaves q, o and their gate alone, so that nobody need read them.
         steps: what it does to given weights, or None where that is the same for all.
     """
 
@@ -62,6 +63,7 @@ class Method:
     reference: str
     needs_calibration: bool = False
     steps: StepsFunction | None = None
+    only_kv: bool = False
 
 
 METHODS: Registry[Method] = Registry("method", "upcycle.methods")
@@ -73,11 +75,12 @@ def method(
     reference: str,
     needs_calibration: bool = False,
     steps: StepsFunction | None = None,
+    only_kv: bool = False,
 ) -> Callable[[MergeFunction], MergeFunction]:
     """Register a function `(weights, request) -> weights with g KV heads` as a method."""
 
     def register(function: MergeFunction) -> MergeFunction:
-        METHODS.add(name)(Method(name, function, reference, needs_calibration, steps))
+        METHODS.add(name)(Method(name, function, reference, needs_calibration, steps, only_kv))
         return function
 
     return register
