@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.export.graph import read_graph
-from upcycle.export.traffic import METADATA_KEY
+from upcycle.export.graph import METADATA_KEY, read_graph
 
 PROMPTS = [
     f"{opening} {topic}"

@@ -17,9 +17,9 @@ from measure_demo import fill
 
 from upcycle.checkpoint.loading import load_model
 from upcycle.export.coreml import export_coreml
-from upcycle.export.parity.check import check_program
+from upcycle.export.options import ExportOptions
+from upcycle.export.parity.check import check_program, program_reference
 from upcycle.export.parity.program import Program
-from upcycle.export.parity.reference import reference_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFILL = 16
@@ -29,10 +29,12 @@ TOKENS = torch.arange(48) * 7919 % 251
 def export_row(family: str, note: str, folder: Path) -> str:
     """Export one family, prove it, and say what was measured."""
     source = exported_checkpoint(folder / "source", family)
-    exported = export_coreml(source, folder / "a.mlpackage", context=CONTEXT, prefill=PREFILL)
+    exported = export_coreml(
+        source, folder / "a.mlpackage", ExportOptions(context=CONTEXT, prefill=PREFILL)
+    )
     program = Program.read(exported.package)
     model = load_model(source, dtype=torch.float32, attention="eager")
-    result = check_program(reference_of(model, program, TOKENS), program, TOKENS)
+    result = check_program(program_reference(model, program, TOKENS), program, TOKENS)
     tiles = sum(tile.of_kv for graph in exported.functions.values() for tile in graph.tiles)
     failed = [check.name for check in result.checks if not check.passed]
     if failed or tiles:

@@ -1,6 +1,6 @@
 """Turn a multi-head-attention checkpoint into grouped-query or multi-query attention.
 
-Importing this package loads nothing heavy: each public function is imported on first use.
+Importing this package loads nothing heavy: each public name is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from upcycle.conversion.verify import verify
     from upcycle.evaluation.compare import evaluate
     from upcycle.export.coreml import export_coreml
+    from upcycle.export.options import ExportOptions
     from upcycle.kvcache.counting import kv_cache_bytes
     from upcycle.planning import plan
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = {
+_HOMES = {
+    "ExportOptions": "upcycle.export.options",
     "convert": "upcycle.conversion.run",
     "evaluate": "upcycle.evaluation.compare",
     "export_coreml": "upcycle.export.coreml",
@@ -27,6 +29,7 @@ _FUNCTIONS = {
 }
 
 __all__ = [
+    "ExportOptions",
     "UpcycleError",
     "__version__",
     "convert",
@@ -39,9 +42,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function on first use (PEP 562)."""
-    if name not in _FUNCTIONS:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _HOMES:
         raise AttributeError(f"module 'upcycle' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_FUNCTIONS[name]), name)
+    return getattr(import_module(_HOMES[name]), name)

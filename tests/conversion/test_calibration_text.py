@@ -50,6 +50,12 @@ def test_too_little_text_is_refused_with_counts(checkpoint: Checkpoint, tmp_path
     path = text_file(tmp_path, "abcdefghijklmnopqrstuvwxyz")
     with pytest.raises(DataError, match=r"40 tokens .* there are 28, 2 rows of 10 instead of 4"):
         calibration_rows(checkpoint, [path], tokens=40, sequence_length=10)
+    with pytest.raises(DataError, match=r"\n.*add text, or pass --calibration-tokens 20$"):
+        calibration_rows(checkpoint, [path], tokens=40, sequence_length=10)
+    with pytest.raises(DataError, match=r"\n.*add text$"):
+        calibration_rows(checkpoint, [path], tokens=40, sequence_length=10, option=None)
+    with pytest.raises(DataError, match=r"0 rows of 32 instead of 1\n.*\n.*add text$"):
+        calibration_rows(checkpoint, [path], tokens=40, sequence_length=32)
 
 
 def test_a_text_that_is_not_there_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from upcycle.export import loading
 from upcycle.export.coreml import export_coreml
 from upcycle.export.graph import read_graph
 from upcycle.export.interpreter.run import Interpreter
+from upcycle.export.options import ExportOptions
 from upcycle.export.parity.check import check_export
 from upcycle.export.parity.program import Program
 from upcycle.export.parity.results import ExportCheck
@@ -43,7 +44,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def package(source: Path) -> Path:
     output = source.with_name("qfold.mlpackage")
-    return export_coreml(source, output, context=CONTEXT, prefill=PREFILL).package
+    return export_coreml(source, output, ExportOptions(context=CONTEXT, prefill=PREFILL)).package
 
 
 def failed(result: ExportCheck) -> set[str]:
@@ -79,7 +80,7 @@ def test_another_package_of_the_same_model_agrees(
 ) -> None:
     """Copied K and V, or a cache outside of the program, change nothing."""
     other = tmp_path / "other.mlpackage"
-    export_coreml(source, other, context=CONTEXT, prefill=8, **option)  # type: ignore[arg-type]
+    export_coreml(source, other, ExportOptions(context=CONTEXT, prefill=8, **option))  # type: ignore[arg-type]
     result = check_export(source, other, tokens=TOKENS, against=package)
     assert failed(result) == set()
     assert result.prefilled == TOKENS
@@ -123,7 +124,7 @@ def test_an_unknown_operation_is_named(source: Path, package: Path, tmp_path: Pa
 
 def test_compressed_weights_are_compared_with_themselves(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "small.mlpackage"
-    export_coreml(source, output, context=CONTEXT, prefill=PREFILL, quantize="mixed")
+    export_coreml(source, output, ExportOptions(context=CONTEXT, prefill=PREFILL, quantize="mixed"))
     result = check_export(source, output, tokens=TOKENS)
     assert failed(result) == set()
     assert result.compressed == 7 * LAYERS + 2
@@ -228,10 +229,10 @@ def test_angles_in_fp16_are_caught_at_position_4000(
     source = tiny_checkpoint(
         tmp_path / "long", num_key_value_heads=2, num_hidden_layers=1, max_position_embeddings=4096
     )
-    good = export_coreml(source, tmp_path / "good.mlpackage", context=4096).package
+    good = export_coreml(source, tmp_path / "good.mlpackage", ExportOptions(context=4096)).package
     assert failed(check_export(source, good, tokens=8)) == set()
     monkeypatch.setattr(loading, "tabulate_rotary", lambda model, context: None)
-    bad = export_coreml(source, tmp_path / "bad.mlpackage", context=4096).package
+    bad = export_coreml(source, tmp_path / "bad.mlpackage", ExportOptions(context=4096)).package
     result = check_export(source, bad, tokens=8)
     assert failed(result) >= {"fp16: end of context"}
     assert "fp32: end of context" not in failed(result)

@@ -9,9 +9,9 @@ from tests.export.families import CONTEXT, EXPORTED, exported_checkpoint
 from upcycle.checkpoint.loading import load_model
 from upcycle.conversion.run import convert
 from upcycle.export.coreml import export_coreml
-from upcycle.export.parity.check import check_export, check_program
+from upcycle.export.options import ExportOptions
+from upcycle.export.parity.check import check_export, check_program, program_reference
 from upcycle.export.parity.program import Program
-from upcycle.export.parity.reference import reference_of
 
 TOKENS = torch.arange(48) * 7919 % 251
 
@@ -21,9 +21,11 @@ TOKENS = torch.arange(48) * 7919 % 251
 def test_every_exported_family_is_its_model(family: str, tmp_path: Path) -> None:
     source = exported_checkpoint(tmp_path / "source", family)
     output = tmp_path / "a.mlpackage"
-    program = Program.read(export_coreml(source, output, context=CONTEXT, prefill=16).package)
+    program = Program.read(
+        export_coreml(source, output, ExportOptions(context=CONTEXT, prefill=16)).package
+    )
     model = load_model(source, dtype=torch.float32, attention="eager")
-    result = check_program(reference_of(model, program, TOKENS), program, TOKENS)
+    result = check_program(program_reference(model, program, TOKENS), program, TOKENS)
     assert [check for check in result.checks if not check.passed] == []
 
 
@@ -36,7 +38,9 @@ def test_smollm2_and_its_multi_query_conversion(
     convert(smollm2, source, kv_heads=kv_heads)
     packages = [tmp_path / f"{attention}.mlpackage" for attention in ("qfold", "repeat-kv")]
     for package in packages:
-        export_coreml(source, package, context=256, prefill=64, attention=package.stem)
+        export_coreml(
+            source, package, ExportOptions(context=256, prefill=64, attention=package.stem)
+        )
     result = check_export(source, packages[0], against=packages[1])
     assert [check for check in result.checks if not check.passed] == []
     assert (result.tokens, result.prefilled) == (128, 64)

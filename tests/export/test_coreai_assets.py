@@ -16,6 +16,7 @@ from upcycle.export.coreai.execution import AssetRunner
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.coreai.reading import Asset, read_program
 from upcycle.export.coreml import ExportResult
+from upcycle.export.options import ExportOptions
 
 pytestmark = pytest.mark.slow
 LAYERS, HEADS, GROUPS, HEAD_DIM, CONTEXT = 2, 8, 2, 8, 64
@@ -29,7 +30,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(source: Path) -> ExportResult:
-    return export_coreai(source, source.parent / "model.aimodel", context=CONTEXT, prefill=16)
+    return export_coreai(
+        source, source.parent / "model.aimodel", ExportOptions(context=CONTEXT, prefill=16)
+    )
 
 
 @pytest.mark.parametrize("kv_cache", ["state", "read-only"])
@@ -41,7 +44,9 @@ def test_32_steps_give_the_models_tokens(model: str, kv_cache: str, tmp_path: Pa
     else:
         tiny_checkpoint(checkpoint, model, num_key_value_heads=GROUPS)
     output = tmp_path / "model.aimodel"
-    result = export_coreai(checkpoint, output, context=CONTEXT, kv_cache=kv_cache, dtype="float32")
+    result = export_coreai(
+        checkpoint, output, ExportOptions(context=CONTEXT, kv_cache=kv_cache), dtype="float32"
+    )
     assert not [tile for tile in result.function.tiles if tile.of_kv]
     (found,) = check_asset(checkpoint, output, tokens=16).arithmetics
     assert found.text.agreeing == found.text.positions == 32
@@ -64,7 +69,7 @@ def test_half_precision_passes_the_check(
 ) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "source", family, num_key_value_heads=GROUPS)
     output = tmp_path / "model.aimodel"
-    export_coreai(checkpoint, output, context=CONTEXT, **options)
+    export_coreai(checkpoint, output, ExportOptions(context=CONTEXT, **options))
     check = check_asset(checkpoint, output, tokens=32)
     assert check.passed
     assert check.prefilled == (32 if "prefill" in options else 0)
@@ -75,7 +80,9 @@ def test_half_precision_passes_the_check(
 
 def test_repeat_kv_copies_keys_and_values(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "model.aimodel"
-    result = export_coreai(source, output, context=CONTEXT, attention="repeat-kv", dtype="float32")
+    result = export_coreai(
+        source, output, ExportOptions(context=CONTEXT, attention="repeat-kv"), dtype="float32"
+    )
     copies = [tile.shape for tile in result.function.tiles if tile.of_kv]
     assert copies == [(1, GROUPS, HEADS // GROUPS, CONTEXT, HEAD_DIM)] * 2 * LAYERS
     (found,) = check_asset(source, output, tokens=8).arithmetics
@@ -103,7 +110,7 @@ def test_the_program_has_the_contract_of_packages(exported: ExportResult) -> Non
 def test_functions_share_their_weights(
     exported: ExportResult, source: Path, tmp_path: Path
 ) -> None:
-    alone = export_coreai(source, tmp_path / "alone.aimodel", context=CONTEXT)
+    alone = export_coreai(source, tmp_path / "alone.aimodel", ExportOptions(context=CONTEXT))
     sizes = [(result.package / "main.mlirb").stat().st_size for result in (alone, exported)]
     weights = 2 * 260 * 64 * 2  # embedding and head alone
     assert sizes[1] - sizes[0] < weights / 2
@@ -132,7 +139,7 @@ def test_nothing_is_printed(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "model.aimodel"
-    export_coreai(source, output, context=CONTEXT)
+    export_coreai(source, output, ExportOptions(context=CONTEXT))
     check_asset(source, output, tokens=4)
     assert capfd.readouterr() == ("", "")
 

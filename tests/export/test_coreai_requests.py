@@ -1,6 +1,7 @@
 """What needs none of Apple's packages: requests, and the decoder through `torch.export`."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +14,19 @@ from upcycle.export.coreai.checking import check_asset
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.loading import load_decoder
 from upcycle.export.masks import additive_mask
+from upcycle.export.options import ExportOptions
 
 CONTEXT = 32
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # a norm's ε, by design
 @pytest.mark.parametrize("queries", [1, 4])
-def test_the_decoder_that_torch_can_export_gives_the_models_logits(
+def test_the_decoder_gives_the_same_logits_through_torch_export(
     tmp_path: Path, queries: int
 ) -> None:
     source = Checkpoint.open(tiny_checkpoint(tmp_path / "source", num_key_value_heads=2))
-    plain, shape = load_decoder(source, context=CONTEXT)
-    decoder = programs.SlicedDecoder(plain.model, shape, CONTEXT)
-    exported = torch.export.export(decoder, decoder.example_inputs(queries)).module()
+    plain, _ = load_decoder(source, ExportOptions(context=CONTEXT))
+    exported = torch.export.export(plain, plain.example_inputs(queries)).module()
     tokens = torch.randint(0, 260, (1, 16), generator=torch.Generator().manual_seed(1)).int()
     found, expected = (
         torch.cat(
@@ -56,16 +57,21 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("model.mlpackage", {}, "model.mlpackage is no name for a Core AI asset"),
+        ("model.mlpackage", {}, "model.mlpackage does not end in .aimodel"),
         ("model.aimodel", {"dtype": "int8"}, "unknown dtype 'int8'"),
         ("model.aimodel", {"attention": "sdpa"}, "unknown attention 'sdpa'"),
         ("model.aimodel", {"kv_cache": "paged"}, "unknown kv-cache 'paged'"),
         ("model.aimodel", {"context": 0}, "context 0 is no positive multiple of 32"),
         ("model.aimodel", {"context": 64, "prefill": 64}, "prefill 64 is not between 2 and"),
+        ("model.aimodel", {"quantize": "int8"}, "assets have no --quantize"),
+        ("model.aimodel", {"untie": True}, "assets have no --untie"),
+        ("model.aimodel", {"chunk_size": 10**9}, "assets have no --chunk-size"),
     ],
 )
 def test_bad_requests_are_refused(
-    tmp_path: Path, name: str, options: dict[str, object], message: str
+    tmp_path: Path, name: str, options: dict[str, Any], message: str
 ) -> None:
+    options = dict(options)
+    dtype = options.pop("dtype", "float16")
     with pytest.raises(ExportError, match=message):
-        export_coreai(tmp_path / "none", tmp_path / name, **options)  # type: ignore[arg-type]
+        export_coreai(tmp_path / "none", tmp_path / name, ExportOptions(**options), dtype=dtype)

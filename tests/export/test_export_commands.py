@@ -41,3 +41,13 @@ def test_export_refuses_in_three_lines(package: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2
     lines = done.stderr.splitlines()
     assert [line.split(":")[0].strip() for line in lines] == ["error", "where", "fix"]
+
+
+def test_text_to_calibrate_on_is_for_quantised_weights(package: Path, tmp_path: Path) -> None:
+    arguments = (package.with_name("source"), tmp_path / "a.mlpackage", "--calibration", "builtin")
+    done = upcycle("export", *arguments)
+    assert done.exit_code == 2
+    assert "there is nothing to calibrate without quantised weights" in done.stderr
+    done = upcycle("export", package.with_name("source"), "a.aimodel", "--quantize", "int8")
+    assert done.exit_code == 2
+    assert "Core AI assets have no --quantize" in done.stderr

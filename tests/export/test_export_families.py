@@ -10,6 +10,7 @@ from tests.tiny import CLASSIC, tiny_checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.coreml import export_coreml
 from upcycle.export.counting import count_traffic
+from upcycle.export.options import ExportOptions
 
 
 @pytest.mark.slow
@@ -18,7 +19,9 @@ def test_supported_families_export_both_ways(family: str, tmp_path: Path) -> Non
     source = tiny_checkpoint(tmp_path / "source", family, num_key_value_heads=2)
     for attention, copies in (("qfold", 0), ("repeat-kv", 4)):
         output = tmp_path / f"{attention}.mlpackage"
-        function = export_coreml(source, output, context=64, attention=attention).function
+        function = export_coreml(
+            source, output, ExportOptions(context=64, attention=attention)
+        ).function
         assert sum(tile.of_kv for tile in function.tiles) == copies
 
 
@@ -26,7 +29,9 @@ def test_supported_families_export_both_ways(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", EXPORTED)
 def test_decoding_and_prefill_copy_no_keys_and_values(family: str, tmp_path: Path) -> None:
     source = exported_checkpoint(tmp_path / "source", family)
-    result = export_coreml(source, tmp_path / "a.mlpackage", context=CONTEXT, prefill=8)
+    result = export_coreml(
+        source, tmp_path / "a.mlpackage", ExportOptions(context=CONTEXT, prefill=8)
+    )
     for function in result.functions.values():
         assert not any(tile.of_kv for tile in function.tiles)
 
@@ -36,7 +41,7 @@ def test_what_cannot_be_exported_is_refused_by_name(family: str, tmp_path: Path)
     settings, message = REFUSED[family]
     source = tiny_checkpoint(tmp_path / "source", family, **settings)
     with pytest.raises(ExportError, match=message):
-        export_coreml(source, tmp_path / "a.mlpackage", context=CONTEXT)
+        export_coreml(source, tmp_path / "a.mlpackage", ExportOptions(context=CONTEXT))
 
 
 @pytest.mark.slow
@@ -57,7 +62,9 @@ def test_the_shapes_of_a_published_model_copy_960_mib(tmp_path: Path) -> None:
     config = AutoConfig.for_model("exaone4", **thin, **others)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "source")
     function = export_coreml(
-        tmp_path / "source", tmp_path / "a.mlpackage", context=4096, attention="repeat-kv"
+        tmp_path / "source",
+        tmp_path / "a.mlpackage",
+        ExportOptions(context=4096, attention="repeat-kv"),
     ).function
     tiles = [tile for tile in function.tiles if tile.of_kv]
     assert (len(tiles), sum(tile.nbytes for tile in tiles)) == (60, 960 * 2**20)
@@ -68,7 +75,9 @@ def test_the_shapes_of_a_published_model_copy_960_mib(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("attention", "copies"), [("qfold", 0), ("repeat-kv", 60)])
 def test_smollm2(smollm2: Path, tmp_path: Path, attention: str, copies: int) -> None:
-    result = export_coreml(smollm2, tmp_path / "a.mlpackage", context=512, attention=attention)
+    result = export_coreml(
+        smollm2, tmp_path / "a.mlpackage", ExportOptions(context=512, attention=attention)
+    )
     tiles = [tile for tile in result.function.tiles if tile.of_kv]
     assert len(tiles) == copies
     assert sum(tile.nbytes for tile in tiles) == copies * 9 * 512 * 64 * 2

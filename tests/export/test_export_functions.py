@@ -12,6 +12,7 @@ from upcycle.errors import ExportError
 from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.graph import Function, read_graph
+from upcycle.export.options import ExportOptions
 from upcycle.export.program import trace_decoder
 from upcycle.export.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
 from upcycle.export.specification import read_specification
@@ -37,9 +38,7 @@ def exports(source: Path) -> dict[str, ExportResult]:
         kv_cache: export_coreml(
             source,
             source.parent / f"{kv_cache}.mlpackage",
-            context=CONTEXT,
-            prefill=PREFILL,
-            kv_cache=kv_cache,
+            ExportOptions(context=CONTEXT, prefill=PREFILL, kv_cache=kv_cache),
         )
         for kv_cache in ("state", "read-only")
     }
@@ -88,7 +87,11 @@ def test_a_read_only_program_has_fewer_operations(exports: dict[str, ExportResul
 def test_quantised_functions_share_their_weights(shallow: Path, tmp_path: Path) -> None:
     """Each is compressed on its own, so that the merging must find equal bytes; twice the same."""
     one, two = (
-        export_coreml(shallow, tmp_path / f"{i}.mlpackage", context=32, prefill=4, quantize="int8")
+        export_coreml(
+            shallow,
+            tmp_path / f"{i}.mlpackage",
+            ExportOptions(context=32, prefill=4, quantize="int8"),
+        )
         for i in range(2)
     )
     assert hash_folder(one.package) == hash_folder(two.package)
@@ -106,11 +109,7 @@ def test_other_forms_of_the_linear_layers(shallow: Path, tmp_path: Path, kv_cach
     result = export_coreml(
         shallow,
         tmp_path / "a.mlpackage",
-        context=32,
-        kv_cache=kv_cache,
-        conv=True,
-        split_head=3,
-        argmax=True,
+        ExportOptions(context=32, kv_cache=kv_cache, conv=True, split_head=3, argmax=True),
     )
     assert result.function.histogram["conv"] == 7 + 3
     assert result.function.histogram["linear"] == 0

@@ -17,6 +17,7 @@ from upcycle.export.cache import StateCache
 from upcycle.export.checks import BrokenExportError, check_graph
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.graph import read_graph
+from upcycle.export.options import ExportOptions
 from upcycle.export.specification import read_specification
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["qfold", "repeat-kv"])
 def exported(request: pytest.FixtureRequest, source: Path) -> ExportResult:
     output = source.parent / f"{request.param}.mlpackage"
-    return export_coreml(source, output, context=CONTEXT, attention=request.param)
+    return export_coreml(source, output, ExportOptions(context=CONTEXT, attention=request.param))
 
 
 def test_only_repeat_kv_copies_keys_and_values(exported: ExportResult) -> None:
@@ -83,7 +84,7 @@ def test_the_metadata_says_what_made_it(exported: ExportResult) -> None:
 
 def test_exporting_twice_gives_the_same_bytes(shallow: Path, tmp_path: Path) -> None:
     one, two = (
-        hash_folder(export_coreml(shallow, tmp_path / name, context=32).package)
+        hash_folder(export_coreml(shallow, tmp_path / name, ExportOptions(context=32)).package)
         for name in ("one.mlpackage", "two.mlpackage")
     )
     assert len(one) == 3
@@ -94,7 +95,9 @@ def test_progress_is_told_and_nothing_else_is_printed(
     shallow: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Progress] = []
-    export_coreml(shallow, tmp_path / "model.mlpackage", context=32, watch=seen.append)
+    export_coreml(
+        shallow, tmp_path / "model.mlpackage", ExportOptions(context=32), watch=seen.append
+    )
     notes = ["loading", "converting main", "checking", ""]
     assert [moment.note for moment in seen] == notes
     assert seen[-1].done == seen[-1].total
@@ -103,7 +106,9 @@ def test_progress_is_told_and_nothing_else_is_printed(
 
 def test_one_head_per_group_has_nothing_to_repeat(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "mha", num_key_value_heads=HEADS, num_hidden_layers=1)
-    result = export_coreml(source, tmp_path / "mha.mlpackage", context=32, attention="repeat-kv")
+    result = export_coreml(
+        source, tmp_path / "mha.mlpackage", ExportOptions(context=32, attention="repeat-kv")
+    )
     assert result.function.tiles == ()
 
 
@@ -123,7 +128,7 @@ def test_a_dropped_cache_write_is_caught(
     monkeypatch.setattr(StateCache, "update", update)
     output = tmp_path / "model.mlpackage"
     with pytest.raises(BrokenExportError, match="linear: 6 instead of 8"):
-        export_coreml(shallow, output, context=32)
+        export_coreml(shallow, output, ExportOptions(context=32))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -149,12 +154,12 @@ def test_bad_options_are_refused(
     source: Path, tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ExportError, match=message):
-        export_coreml(source, tmp_path / "model.mlpackage", **options)  # type: ignore[arg-type]
+        export_coreml(source, tmp_path / "model.mlpackage", ExportOptions(**options))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_outputs_are_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no name for a Core ML package"):
+    with pytest.raises(ExportError, match=r"model does not end in \.mlpackage"):
         export_coreml(source, tmp_path / "model")
     taken = tmp_path / "model.mlpackage"
     taken.mkdir()
@@ -178,7 +183,7 @@ def test_bad_checkpoints_are_refused(
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | edit))
     with pytest.raises(UpcycleError, match=message):
-        export_coreml(copy, tmp_path / "model.mlpackage", context=32)
+        export_coreml(copy, tmp_path / "model.mlpackage", ExportOptions(context=32))
 
 
 def test_the_traced_weights_are_the_checkpoints(exported: ExportResult) -> None:

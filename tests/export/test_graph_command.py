@@ -10,6 +10,7 @@ from tests.tiny import tiny_checkpoint
 from upcycle.cli import graph as _graph  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
+from upcycle.export.options import ExportOptions
 
 
 def graph(*arguments: object) -> Result:
@@ -21,7 +22,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graph")
     source = tiny_checkpoint(folder / "source", num_key_value_heads=2)
     output = folder / "model.mlpackage"
-    export_coreml(source, output, context=64, attention="repeat-kv")
+    export_coreml(source, output, ExportOptions(context=64, attention="repeat-kv"))
     return output
 
 

@@ -15,6 +15,7 @@ from upcycle.cli import graph as _graph  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
 from upcycle.export.graph import Graph, read_graph
+from upcycle.export.options import ExportOptions
 
 MIB = 2**20
 SHAPE = {
@@ -34,7 +35,9 @@ def export_thin(folder: Path, layers: int, attention: str, kv_cache: str) -> Pat
         kinds = ["full_attention"] * layers
         tiny_checkpoint(source, "exaone4", num_hidden_layers=layers, layer_types=kinds, **SHAPE)
     package = folder / f"{attention}-{kv_cache}.mlpackage"
-    export_coreml(source, package, context=4096, attention=attention, kv_cache=kv_cache)
+    export_coreml(
+        source, package, ExportOptions(context=4096, attention=attention, kv_cache=kv_cache)
+    )
     return package
 
 

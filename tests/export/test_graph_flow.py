@@ -23,6 +23,7 @@ from upcycle.export.coreml import export_coreml
 from upcycle.export.counting import count_traffic
 from upcycle.export.graph import Function, Operation, TensorType, read_graph
 from upcycle.export.inferred import inferred_shape
+from upcycle.export.options import ExportOptions
 from upcycle.export.traffic import alternatives, attention_shape, exported_shape
 
 CACHED = GROUPS * CONTEXT * HEAD_DIM * 2  # bytes of the keys of one layer
@@ -128,7 +129,11 @@ def test_the_shape_of_our_own_packages_is_found_without_their_manifest(
 ) -> None:
     source = tiny_checkpoint(tmp_path / "source", num_key_value_heads=2)
     package = tmp_path / "model.mlpackage"
-    export_coreml(source, package, context=96, prefill=16, attention=attention, kv_cache=kv_cache)
+    export_coreml(
+        source,
+        package,
+        ExportOptions(context=96, prefill=16, attention=attention, kv_cache=kv_cache),
+    )
     graph = read_graph(package)
     noted = exported_shape(graph)
     assert noted is not None

@@ -14,6 +14,7 @@ from upcycle.errors import ExportError
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.counting import count_traffic
 from upcycle.export.graph import Function, Operation, TensorType, Weight, read_graph
+from upcycle.export.options import ExportOptions
 from upcycle.export.traffic import (
     alternatives,
     closed_form_bytes,
@@ -63,7 +64,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]
     source = tiny_checkpoint(folder / "source", "gemma", num_key_value_heads=2)
     return {
         attention: export_coreml(
-            source, folder / f"{attention}.mlpackage", context=96, attention=attention
+            source,
+            folder / f"{attention}.mlpackage",
+            ExportOptions(context=96, attention=attention),
         )
         for attention in ("qfold", "repeat-kv")
     }

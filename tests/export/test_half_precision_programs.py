@@ -15,6 +15,7 @@ from upcycle.export.graph import read_graph
 from upcycle.export.interpreter.prepare import Loaded
 from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.masks import additive_mask
+from upcycle.export.options import ExportOptions
 from upcycle.export.signature import CAUSAL_MASK, DECODE, INPUT_IDS, LOGITS, POSITION
 
 CONTEXT = 32
@@ -49,7 +50,9 @@ def decoded(package: Path) -> Tensor:
 @pytest.mark.parametrize("peak", [400.0, 4e5])
 def test_a_large_stream_is_right_in_fp16(peak: float, tmp_path: Path) -> None:
     source, expected = checkpoint(tmp_path / "source", peak)
-    package = export_coreml(source, tmp_path / "a.mlpackage", context=CONTEXT).package
+    package = export_coreml(
+        source, tmp_path / "a.mlpackage", ExportOptions(context=CONTEXT)
+    ).package
     found = decoded(package)
     assert (found - expected).abs().max() < 0.01 * (expected.max() - expected.min())
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
@@ -64,6 +67,8 @@ def test_it_is_wrong_without(
 
     monkeypatch.setattr(loading, without, leave)
     source, expected = checkpoint(tmp_path / "source", peak)
-    package = export_coreml(source, tmp_path / "a.mlpackage", context=CONTEXT).package
+    package = export_coreml(
+        source, tmp_path / "a.mlpackage", ExportOptions(context=CONTEXT)
+    ).package
     difference = (decoded(package) - expected).abs().max()
     assert not difference < 0.1 * (expected.max() - expected.min())

@@ -14,6 +14,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.coreml import export_coreml
 from upcycle.export.loading import load_decoder
+from upcycle.export.options import ExportOptions
 from upcycle.export.program import convert_decoder
 from upcycle.export.quantize import compression
 from upcycle.export.quantize.compression import compress
@@ -35,10 +36,7 @@ def converted(
     source = tiny_checkpoint(folder, model_type, **overrides)
     decoder, _ = load_decoder(
         Checkpoint.open(source),
-        context=CONTEXT,
-        attention="qfold",
-        kv_cache="state",
-        **(form or {}),
+        ExportOptions(context=CONTEXT, attention="qfold", kv_cache="state", **form or {}),
     )
     return convert_decoder(decoder, 1), tiny_model(model_type, **overrides)
 
@@ -160,7 +158,9 @@ def test_functions_that_are_compressed_apart_share_their_weights(tmp_path: Path)
     """The export itself checks that the merged package is no larger than its largest part."""
     source = tiny_checkpoint(tmp_path / "source", num_hidden_layers=1, num_key_value_heads=2)
     output = tmp_path / "model.mlpackage"
-    result = export_coreml(source, output, context=CONTEXT, prefill=8, quantize="mixed")
+    result = export_coreml(
+        source, output, ExportOptions(context=CONTEXT, prefill=8, quantize="mixed")
+    )
     for function in result.functions.values():
         assert function.histogram["constexpr_lut_to_dense"] == 3 + 2
         assert function.histogram["constexpr_blockwise_shift_scale"] == 4

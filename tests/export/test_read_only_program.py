@@ -12,6 +12,7 @@ from upcycle.export.graph import read_graph
 from upcycle.export.host_cache import HostCache
 from upcycle.export.interpreter.prepare import Loaded
 from upcycle.export.interpreter.run import Interpreter
+from upcycle.export.options import ExportOptions
 
 CONTEXT, PREFILL = 32, 8
 SETTINGS = {
@@ -29,10 +30,7 @@ def test_prefill_and_decode_give_the_models_logits(attention: str, tmp_path: Pat
     exported = export_coreml(
         source,
         tmp_path / "a.mlpackage",
-        context=CONTEXT,
-        prefill=PREFILL,
-        attention=attention,
-        kv_cache="read-only",
+        ExportOptions(context=CONTEXT, prefill=PREFILL, attention=attention, kv_cache="read-only"),
     )
     for function in exported.functions.values():  # without a concatenation of K or V, by `checks`
         past = [tile for tile in function.tiles if tile.of_kv and CONTEXT in tile.shape]

@@ -13,7 +13,7 @@ from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.data.documents import packaged_text
-from upcycle.errors import ExportError
+from upcycle.errors import DataError, ExportError
 from upcycle.export.quantize.dequantise import (
     dequantise_model,
     dequantised,
@@ -127,6 +127,15 @@ def test_only_a_tied_pair_can_be_untied(tmp_path: Path) -> None:
     apart = tiny_checkpoint(tmp_path / "apart", num_hidden_layers=1, tie_word_embeddings=False)
     with pytest.raises(ExportError, match="not tied"):
         prepare_quantization(Checkpoint.open(apart), "mixed", untied=True)
+
+
+def test_too_little_text_names_no_option_that_export_has_not(tmp_path: Path) -> None:
+    source = Checkpoint.open(tiny_checkpoint(tmp_path / "source"))
+    scheme, text = tmp_path / "scheme.yaml", tmp_path / "short.txt"
+    scheme.write_text(YAML)
+    text.write_text("A few words." * 15)
+    with pytest.raises(DataError, match=r"512 tokens .*\n.*short.txt\n.*add text$"):
+        prepare_quantization(source, str(scheme), calibration=[text])
 
 
 @pytest.mark.slow

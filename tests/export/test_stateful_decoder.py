@@ -14,9 +14,9 @@ from upcycle.errors import ExportError
 from upcycle.export.attention import register_qfold
 from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
-from upcycle.export.loading import IMPLEMENTATIONS
 from upcycle.export.masks import additive_mask, mask_windows
 from upcycle.export.norms import guard_norms
+from upcycle.export.options import IMPLEMENTATIONS
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.export.signature import MASKED

@@ -9,6 +9,7 @@ import typer
 from upcycle.cli.arguments import Calibration, Overwrite, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError
+from upcycle.kvcache.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from upcycle.export.quantize.preparation import Prepared
@@ -22,7 +23,7 @@ def export_command(
         Path,
         typer.Argument(
             metavar="OUT.mlpackage",
-            help="The Core ML package to make, or the Core AI asset: OUT.aimodel.",
+            help="The Core ML package to make, or the Core AI asset: OUT.aimodel, or a folder.",
         ),
     ],
     context: Annotated[
@@ -65,37 +66,40 @@ def export_command(
     untie: Annotated[
         bool, typer.Option("--untie", help="Store a tied output matrix apart from the embedding.")
     ] = False,
+    chunk_size: Annotated[
+        str | None,
+        typer.Option(
+            "--chunk-size",
+            help="Cut the layers into packages with at most so much of weights each, such as 1GB, "
+            "in a folder OUT.",
+        ),
+    ] = None,
     calibration: Calibration = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Export SRC as a program of Core ML (iOS 18) or Core AI that decodes token by token."""
     from upcycle.export.coreai.exporting import SUFFIX, export_coreai
     from upcycle.export.coreml import export_coreml
+    from upcycle.export.options import ExportOptions
 
-    options: dict[str, Any] = {
-        "context": context,
-        "prefill": prefill,
-        "attention": attention,
-        "kv_cache": kv_cache,
-        "conv": conv,
-        "split_head": split_head,
-        "argmax": argmax,
-    }
-    quantization = {"quantize": quantize, "untie": untie, "calibration": calibration}
-    given: dict[str, Any] = {name: value for name, value in quantization.items() if value}
-    if output.suffix == SUFFIX and given:
+    options = ExportOptions(
+        context, prefill, attention, kv_cache, conv, split_head, argmax, quantize, untie,
+        None if chunk_size is None else parse_bytes(chunk_size, where="--chunk-size"),
+    )  # fmt: skip
+    if calibration and quantize is None:
         raise ExportError(
-            f"{output.name} keeps its weights in fp16",
-            where=f"--{next(iter(given))}",
-            fix="leave it away, or export an .mlpackage",
+            "there is nothing to calibrate without quantised weights",
+            where="--calibration",
+            fix="pass --quantize too, or leave --calibration away",
         )
+    common: dict[str, Any] = {"options": options, "overwrite": overwrite}
     with console.progress() as watch:
         if output.suffix == SUFFIX:
-            result = export_coreai(source, output, **options, overwrite=overwrite, watch=watch)
+            result = export_coreai(source, output, **common, watch=watch)
         else:
-            result = export_coreml(
-                source, output, **options, **given, overwrite=overwrite, watch=watch
-            )
+            if calibration:
+                common["calibration"] = calibration
+            result = export_coreml(source, output, **common, watch=watch)
     function = result.function
     kv_tiles = [tile for tile in function.tiles if tile.of_kv]
     kv_tile_bytes = sum(tile.nbytes for tile in kv_tiles)
@@ -106,6 +110,8 @@ def export_command(
         f"{output}: {function.histogram.total():,} operations, {len(kv_tiles)} copies of K and V "
         f"({format_bytes(kv_tile_bytes)}), {format_bytes(cache)} of KV cache for {context} tokens"
     )
+    for chunk in result.manifest["result"].get("chunks", ()):
+        _show_chunk(console, chunk)
     if prefill is not None:
         console.print(f"the function `prefill` takes {prefill} tokens per call")
     if result.quantization is not None:
@@ -124,6 +130,15 @@ def export_command(
             "kv_cache_bytes": cache,
             "manifest": result.manifest,
         }
+    )
+
+
+def _show_chunk(console: Console, chunk: dict[str, Any]) -> None:
+    first = chunk["first_layer"]
+    last = first + chunk["num_layers"] - 1
+    console.print(
+        f"{chunk['package']}: layers {first} to {last}, {format_bytes(chunk['weight_bytes'])} of "
+        f"weights{', which is the whole model' if chunk['of'] == 1 else ''}"
     )
 
 

@@ -16,7 +16,10 @@ _BANDWIDTH = "55900MB/s"
 def graph_command(
     console: Console,
     package: Annotated[
-        Path, typer.Argument(metavar="OUT.mlpackage", help="A Core ML package, anyone's.")
+        Path,
+        typer.Argument(
+            metavar="OUT.mlpackage", help="A Core ML package, anyone's, or a folder of chunks."
+        ),
     ],
     bandwidth: Annotated[
         str,
@@ -62,6 +65,12 @@ def graph_command(
             fix="pass tokens per second, such as 20.39",
         )
     document = describe_package(package, measured=measured, **options)
+    if (chunk := document["chunk"]) is not None:
+        last = chunk["first_layer"] + chunk["num_layers"] - 1
+        console.print(
+            f"chunk {chunk['number']} of {chunk['of']}, layers {chunk['first_layer']} to {last}: "
+            "all that follows is of this chunk, and a token goes through all of them"
+        )
     for name, function in document["functions"].items():
         _show_function(console, name, function)
     _show_findings(console, document["findings"])

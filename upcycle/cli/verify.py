@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from upcycle.cli.arguments import Source
+from upcycle.cli.check_table import print_checks
 from upcycle.cli.console import Console, Outcome, command
 
 
@@ -19,17 +20,5 @@ def verify_command(
 
     with console.progress() as watch:
         result = verify(source, output, watch=watch)
-    rows = [
-        [
-            check.name,
-            f"{check.measured:.3g}",
-            f"{check.limit:.3g}",
-            "ok" if check.passed else "FAILED",
-        ]
-        for check in result.checks
-    ]
-    console.table(["check", "measured", "limit", ""], rows)
-    for check in result.checks:
-        if not check.passed:
-            console.print(f"failed: {check.name}: {check.detail}")
+    print_checks(console, result.checks)
     return Outcome(result.to_dict(), passed=result.passed)

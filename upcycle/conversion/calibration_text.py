@@ -26,6 +26,7 @@ def calibration_rows(
     tokens: int,
     sequence_length: int,
     seed: int = 0,
+    option: str | None = "--calibration-tokens",
 ) -> Tensor:
     """Token ids in rows, drawn at random from the text's beginning.
 
@@ -38,6 +39,7 @@ def calibration_rows(
         tokens: how many tokens, rounded down to whole rows but at least one.
         sequence_length: T; shorter where the model has fewer positions.
         seed: of the drawing.
+        option: what the user asks for fewer tokens with, where there is such an option.
 
     Returns:
         [B, T] int64.
@@ -58,7 +60,7 @@ def calibration_rows(
             f"{rows * length:,} tokens of text are asked for, but there are {len(found):,}, "
             f"{whole} rows of {length} instead of {rows}",
             where=", ".join(str(path) for path in paths),
-            fix=f"add text, or ask for at most {whole * length:,} tokens (--calibration-tokens)",
+            fix="add text" + (f", or pass {option} {whole * length}" if option and whole else ""),
         )
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(whole, generator=generator)[:rows]

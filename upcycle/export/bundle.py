@@ -46,14 +46,14 @@ def staged_bundle(
 
 
 def write_bundle(
-    checkpoint: Checkpoint, folder: Path, *, package: Path, manifest: Mapping[str, Any]
+    checkpoint: Checkpoint, folder: Path, *, package: Path | None, manifest: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Copy what a checkpoint has of the tokenizer and its settings, and note what belongs together.
 
     Args:
         checkpoint: what was exported.
         folder: where the files go.
-        package: the finished package.
+        package: the finished package, where it lies outside the folder.
         manifest: the document in the package's metadata.
 
     Returns:
@@ -72,7 +72,9 @@ def write_bundle(
         # Some releases of swift-transformers read this form alone.
         text = json.dumps({"chat_template": template.read_text(encoding="utf-8")})
         (folder / _TEMPLATE_AS_JSON).write_text(text + "\n", encoding="utf-8")
-    hashes = {"files": hash_folder(folder), "package": hash_folder(package)}
+    hashes = {"files": hash_folder(folder)}
+    if package is not None:
+        hashes["package"] = hash_folder(package)
     return write_manifest(
         folder,
         stage="export",

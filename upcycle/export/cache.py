@@ -1,7 +1,8 @@
-"""The KV cache of the exported program: two buffers that become Core ML states."""
+"""The KV cache of the exported program: two buffers that become its states."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -21,7 +22,8 @@ class StateCache:
     def __init__(self, keys: Tensor, values: Tensor, start: Tensor) -> None:
         self.keys = keys
         self.values = values
-        self.start = start
+        # `torch.export` slices only at a number that it knows; to a trace it would be a constant.
+        self.start: Any = start.item() if torch.compiler.is_exporting() else start
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -37,7 +39,12 @@ class StateCache:
             [1, g, C, d] and [1, g, C, e]; the mask hides what is not written yet.
         """
         layer = slice(layer_idx, layer_idx + 1)
-        new = slice(self.start, self.start + key_states.shape[2])
+        stop = self.start + key_states.shape[2]
+        if torch.compiler.is_exporting():
+            check: Any = torch._check
+            check(self.start >= 0)
+            check(stop <= self.keys.shape[2])
+        new = slice(self.start, stop)
         self.keys[layer, :, new, :] = key_states
         self.values[layer, :, new, :] = value_states
         return self.keys[layer], self.values[layer]

@@ -58,6 +58,22 @@ def check_graph(function: Function, shape: DecoderShape, *, repeated: bool, stat
         raise BrokenExportError(f"the converted program is not the model's ({'; '.join(wrong)})")
 
 
+def check_chunk(weights: int, expected: int) -> None:
+    """Compare the weights of a chunk with those that its layers have.
+
+    Args:
+        weights: bytes of the package's.
+        expected: the most that its layers may need.
+
+    Raises:
+        BrokenExportError: it has weights of other chunks too.
+    """
+    if weights > expected:
+        raise BrokenExportError(
+            f"a chunk has {weights:,} B of weights, and its layers have {expected:,} B"
+        )
+
+
 def check_sharing(alone: int, together: int) -> None:
     """Compare the weights of a package of several functions with those of one function.
 

@@ -1,33 +1,30 @@
 """Export a checkpoint as a Core ML program that decodes one token per call, or prefills several."""
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.manifest import hash_file, write_manifest
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import check_output
+from upcycle.checkpoint.staging import check_output, staged
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD, REPEAT_KV
 from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
-from upcycle.export.checks import check_graph
+from upcycle.export.chunks.graph import read_exported
+from upcycle.export.chunks.parts import Part, chunk_parts
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.graph import Function, read_graph
-from upcycle.export.loading import STATE, load_decoder
-from upcycle.export.options import ExportOptions, check_options
-from upcycle.export.program import save_package
+from upcycle.export.loading import load_decoder
+from upcycle.export.options import DEFAULTS, ExportOptions, check_request
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
-from upcycle.export.signature import DECODE, PREFILL
-from upcycle.export.traffic import METADATA_KEY
+from upcycle.export.record import hub_name, write_export_manifest
+from upcycle.export.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore
 from upcycle.recipe.schema import BUILTIN
 
-HUB_NAME_KEY = "co.huggingface.exporters.name"  # where swift-transformers finds the tokenizer
+SUFFIX = ".mlpackage"
 _LIBRARIES = ("coremltools", "numpy", "torch", "transformers")
 
 
@@ -36,11 +33,11 @@ class ExportResult:
     """What was exported.
 
     Attributes:
-        package: the `.mlpackage`.
+        package: the `.mlpackage`, or the folder of chunks.
         shape: the decoder's numbers.
         options: what was asked for.
-        functions: the graphs of the saved package by name.
-        manifest: the document stored in the package's metadata.
+        functions: the graphs of the saved package by name, those of chunks joined.
+        manifest: the document stored in the package's metadata, or in the folder.
         quantization: how the weights are stored, None for fp16.
     """
 
@@ -60,16 +57,8 @@ class ExportResult:
 def export_coreml(
     checkpoint: str | Path,
     output: str | Path,
+    options: ExportOptions = DEFAULTS,
     *,
-    context: int = 512,
-    prefill: int | None = None,
-    attention: str = QFOLD,
-    kv_cache: str = STATE,
-    conv: bool = False,
-    split_head: int = 1,
-    argmax: bool = False,
-    quantize: str | None = None,
-    untie: bool = False,
     calibration: Sequence[str | Path] = (BUILTIN,),
     overwrite: bool = False,
     watch: Watcher = ignore,
@@ -86,19 +75,17 @@ def export_coreml(
     outputs `newKey0`, `newValue0`, .. [1, g, T, d]; the masks then hide the new positions too.
     Tokenizer and settings go into a folder beside the package, see `bundle_folder`.
 
+    With a chunk size the output is a folder with the tokenizer, the settings, and the packages
+    `chunk1.mlpackage`, `chunk2.mlpackage`, .. for consecutive layers. All but the first take
+    `hidden` [1, T, D] instead of `inputIds`, and all but the last give `newHidden`, which the next
+    one takes, instead of `logits`. Each has the states of its own layers, or inputs and outputs
+    with the numbers that its layers have in the model, and takes the masks that its layers need.
+
     Args:
         checkpoint: a folder, Hub cache snapshot or Hub id.
-        output: the `.mlpackage` to make.
-        context: as in `ExportOptions`, like the next eight.
-        prefill: see there.
-        attention: see there.
-        kv_cache: see there.
-        conv: see there.
-        split_head: see there.
-        argmax: see there.
-        quantize: see there.
-        untie: see there.
-        calibration: text on which the sensitivity of layers is measured, where `quantize` asks.
+        output: the `.mlpackage` or the folder to make.
+        options: what to make of it.
+        calibration: text on which the sensitivity of layers is measured, where the options ask.
         overwrite: replace an existing package.
         watch: told of each step.
 
@@ -110,64 +97,50 @@ def export_coreml(
         BrokenExportError: the saved program is not the model's (our bug).
     """
     output = Path(output)
-    options = ExportOptions(
-        context, prefill, attention, kv_cache, conv, split_head, argmax, quantize, untie
-    )
+    check_request(output, SUFFIX, options)
+    _check_libraries()
     opened = Checkpoint.open(checkpoint)
-    _check_request(output, options)
-    for path in (output, bundle_folder(output)):
+    chunked = options.chunk_size is not None
+    for path in [output] if chunked else [output, bundle_folder(output)]:
         check_output(path, overwrite=overwrite, inputs=[opened.folder])
-    functions = {DECODE: 1} | ({} if prefill is None else {PREFILL: prefill})
-    steps = count()
-    last = len(functions) + 2 + (len(functions) > 1)
+    prepared = None
+    if options.quantize is not None:
+        prepared = prepare_quantization(
+            opened, options.quantize, calibration=calibration, untied=options.untie, watch=watch
+        )
+    watch(Progress("export", 0, 1, "steps", "loading"))
+    decoder, shape = load_decoder(opened, options)
+    manifest = _manifest(opened, shape, options, prepared)
+    if chunked:
+        parts = chunk_parts(decoder, shape, manifest, options, prepared)
+    else:
+        parts = [Part(output.name, decoder, shape, manifest, prepared)]
+    steps = count(1)
+    last = 1 + len(parts) * (1 + len(options.functions) + (len(options.functions) > 1))
 
     def step(note: str) -> None:
         watch(Progress("export", next(steps), last, "steps", note))
 
-    prepared = None
-    if quantize is not None:
-        prepared = prepare_quantization(
-            opened, quantize, calibration=calibration, untied=untie, watch=watch
-        )
-    step("loading")
-    decoder, shape = load_decoder(
-        opened,
-        context=context,
-        attention=attention,
-        kv_cache=kv_cache,
-        conv=conv,
-        split_head=split_head,
-        argmax=argmax,
-    )
-    manifest = _manifest(opened, shape, options, prepared)
-    # A Hub id's folder is a cache snapshot, whose name is a commit.
-    name = opened.folder.resolve().name if Path(checkpoint).is_dir() else str(checkpoint)
-    with staged_bundle(output, overwrite=overwrite, inputs=[opened.folder]) as (package, folder):
-        save_package(
-            decoder,
-            package,
-            functions=functions,
-            metadata={HUB_NAME_KEY: name, METADATA_KEY: json.dumps(manifest, sort_keys=True)},
-            compress=prepared.compress if prepared else None,
-            watch=step,
-        )
-        step("checking")
-        graphs = read_graph(package).functions
-        for graph in graphs.values():
-            check_graph(graph, shape, repeated=attention == REPEAT_KV, states=kv_cache == STATE)
-        write_bundle(opened, folder, package=package, manifest=manifest)
+    def save(folder: Path) -> list[dict[str, Any]]:
+        name = hub_name(checkpoint, opened)
+        return [part.save(folder, options, hub_name=name, watch=step) for part in parts]
+
+    inputs = [opened.folder]
+    if chunked:
+        with staged(output, overwrite=overwrite, inputs=inputs) as folder:
+            manifest["result"]["chunks"] = save(folder)
+            write_bundle(opened, folder, package=None, manifest=manifest)
+            functions = read_exported(folder).functions
+    else:
+        with staged_bundle(output, overwrite=overwrite, inputs=inputs) as (package, folder):
+            save(package.parent)
+            functions = read_graph(package).functions
+            write_bundle(opened, folder, package=package, manifest=manifest)
     step("")
-    return ExportResult(output, shape, options, graphs, manifest, prepared)
+    return ExportResult(output, shape, options, functions, manifest, prepared)
 
 
-def _check_request(output: Path, options: ExportOptions) -> None:
-    if output.suffix != ".mlpackage":
-        raise ExportError(
-            f"{output.name} is no name for a Core ML package",
-            where=str(output),
-            fix="end it in .mlpackage",
-        )
-    check_options(options)
+def _check_libraries() -> None:
     numpy = tuple(map(int, version("numpy").split(".")[:2]))
     if version("coremltools").startswith("9.0") and numpy >= (2, 4):
         raise ExportError(
@@ -184,21 +157,12 @@ def _manifest(
     prepared: Prepared | None,
 ) -> dict[str, Any]:
     """The package's manifest. It goes into the metadata: a package has no place for more files."""
-    names = ["config.json", *sorted({tensor.shard for tensor in checkpoint.tensors.values()})]
     with tempfile.TemporaryDirectory() as scratch:
-        return write_manifest(
+        return write_export_manifest(
             Path(scratch),
-            stage="export",
-            source={name: hash_file(checkpoint.folder / name) for name in names},
-            options={**asdict(options), "quantize": _name(options.quantize)},
+            checkpoint,
+            shape,
+            options,
             libraries=_LIBRARIES,
-            result={
-                "decoder": asdict(shape),
-                "quantization": prepared.record() if prepared else None,
-            },
+            quantization=prepared.record() if prepared else None,
         )
-
-
-def _name(quantize: str | None) -> str | None:
-    """A preset, or a file's name without its folder."""
-    return None if quantize is None else Path(quantize).name

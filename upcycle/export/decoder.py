@@ -1,7 +1,7 @@
 """A transformers causal LM as a decoder with its KV cache in buffers, ready to be traced."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,8 @@ class DecoderShape:
     masks: Mapping[str, int | None]
 
 
-class StatefulDecoder(nn.Module):
-    """T tokens and the position of the first in, logits out, K and V kept in two buffers.
+class CachedDecoder(nn.Module):
+    """T tokens and the position of the first in, logits out; subclasses say where K and V are.
 
     Args:
         model: a causal LM of transformers whose rotary embedding is a table.
@@ -65,20 +65,61 @@ class StatefulDecoder(nn.Module):
         self.argmax = argmax
         self.context = context
         self.masks = shape.masks
+
+    def _signature(
+        self,
+        queries: int,
+        *,
+        past: Iterable[Input] = (),
+        new: Iterable[str] = (),
+        states: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Signature:
+        return Signature(
+            inputs=(
+                Input(INPUT_IDS, (1, queries), "int32"),
+                Input(POSITION, (1,), "int32"),
+                *past,
+                *(Input(name, (1, 1, queries, self.context), "float16") for name in self.masks),
+            ),
+            outputs=(LOGITS, *new, *([NEXT_TOKEN] if self.argmax else [])),
+            states=states or {},
+        )
+
+    def _logits(
+        self, input_ids: Tensor, position: Tensor, masks: Iterable[Tensor], cache: Any
+    ) -> Tensor:
+        """Run the model: logits [1, T, vocabulary]."""
+        output = self.model(
+            input_ids=input_ids,
+            position_ids=_positions(position, input_ids.shape[1]),
+            attention_mask=masks_for_model(dict(zip(self.masks, masks, strict=True))),
+            cache=cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def _next_tokens(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """The likeliest token of each position, [1, T] int32, where it is asked for."""
+        return (logits.argmax(-1).int(),) if self.argmax else ()
+
+
+class StatefulDecoder(CachedDecoder):
+    """A decoder that keeps K and V in two buffers, [L, g, C, d] and [L, g, C, e]."""
+
+    def __init__(
+        self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
+    ) -> None:
+        super().__init__(model, shape, context, argmax=argmax)
         heads = (shape.num_layers, shape.num_key_value_heads, context)
         self.register_buffer(KEY_CACHE, torch.zeros(*heads, shape.head_dim))
         self.register_buffer(VALUE_CACHE, torch.zeros(*heads, shape.value_head_dim))
 
     def signature(self, queries: int) -> Signature:
         """Tokens, position and masks in, logits out, the two buffers as states."""
-        return Signature(
-            inputs=(
-                Input(INPUT_IDS, (1, queries), "int32"),
-                Input(POSITION, (1,), "int32"),
-                *(Input(name, (1, 1, queries, self.context), "float16") for name in self.masks),
-            ),
-            outputs=(LOGITS, *next_token_names(self.argmax)),
-            states={name: tuple(self.get_buffer(name).shape) for name in (KEY_CACHE, VALUE_CACHE)},
+        names = (KEY_CACHE, VALUE_CACHE)
+        return self._signature(
+            queries, states={name: tuple(self.get_buffer(name).shape) for name in names}
         )
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
@@ -101,28 +142,11 @@ class StatefulDecoder(nn.Module):
         cache = StateCache(
             self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE), start=position[0]
         )
-        output = self.model(
-            input_ids=input_ids,
-            position_ids=positions(position, input_ids.shape[1]),
-            attention_mask=masks_for_model(dict(zip(self.masks, masks, strict=True))),
-            cache=cache,
-            use_cache=True,
-        )
-        logits: Tensor = output.logits
-        return (logits, *next_tokens(logits, self.argmax)) if self.argmax else logits
+        logits = self._logits(input_ids, position, masks, cache)
+        return (logits, *self._next_tokens(logits)) if self.argmax else logits
 
 
-def next_token_names(argmax: bool) -> tuple[str, ...]:
-    """Name of the output that `next_tokens` makes."""
-    return (NEXT_TOKEN,) if argmax else ()
-
-
-def next_tokens(logits: Tensor, argmax: bool) -> tuple[Tensor, ...]:
-    """The likeliest token of each position, [1, T] int32, where it is asked for."""
-    return (logits.argmax(-1).int(),) if argmax else ()
-
-
-def positions(first: Tensor, queries: int) -> Tensor:
+def _positions(first: Tensor, queries: int) -> Tensor:
     """Positions [1, T] of T tokens, of which the first has position [1]."""
     if queries == 1:
         return first[None]
@@ -148,7 +172,7 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
             fix="export a model with rotary or learned positions, such as Llama, Qwen2 or GPT-2",
         )
     recorder = _Recorder()
-    with torch.no_grad(), _CountLinears() as count:
+    with torch.no_grad(), CountLinears() as count:
         model(
             input_ids=torch.zeros(1, 1, dtype=torch.long),
             position_ids=torch.zeros(1, 1, dtype=torch.long),
@@ -177,7 +201,7 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
     )
 
 
-class _CountLinears(TorchFunctionMode):
+class CountLinears(TorchFunctionMode):
     """Counts what becomes a `linear` or `conv`: modules, and functions of bare weights."""
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from upcycle.export.proto_values import DATA_TYPES, declared_shape, dtype_name, 
 from upcycle.export.specification import read_specification
 
 Literal = tuple[float, ...] | tuple[str, ...]
+METADATA_KEY = "upcycle"  # of the manifest of `upcycle export` in a package's metadata
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,12 @@ class _Reader:
         if op.type == "const":
             self._add_constant(op.outputs[0].name, op.attributes["val"])
         inputs = {key: tuple(self._operands(op, key)) for key in op.inputs}
+        if op.type.startswith("constexpr_"):  # before iOS 18 attributes are what they are made of
+            inputs |= {
+                key: (self._inner_constant(op, key, value),)
+                for key, value in op.attributes.items()
+                if key != "name"
+            }
         return Operation(op.type, inputs, tuple(value.name for value in op.outputs))
 
     def _operands(self, op: Any, key: str) -> Iterator[str]:
@@ -258,10 +265,13 @@ class _Reader:
             if argument.WhichOneof("binding") == "name":
                 yield argument.name
             else:
-                name = f"{op.outputs[0].name}.{key}"
-                self.types[name] = _tensor_type(argument.value.type)
-                self._add_constant(name, argument.value)
-                yield name
+                yield self._inner_constant(op, key, argument.value)
+
+    def _inner_constant(self, op: Any, key: str, value: Any) -> str:
+        name = f"{op.outputs[0].name}.{key}"
+        self.types[name] = _tensor_type(value.type)
+        self._add_constant(name, value)
+        return name
 
     def _add_constant(self, name: str, value: Any) -> None:
         if value.HasField("blobFileValue"):

@@ -1,13 +1,15 @@
 """Everything that `upcycle graph` says about a package, as one document."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from upcycle.export.chunks.graph import chunk_paths, read_exported
 from upcycle.export.counting import Traffic, count_traffic
 from upcycle.export.graph import Function, Graph, read_graph
 from upcycle.export.inferred import inferred_shape
+from upcycle.export.lints.finding import Finding
 from upcycle.export.lints.run import lint_graph
 from upcycle.export.traffic import (
     BANDWIDTH,
@@ -16,6 +18,7 @@ from upcycle.export.traffic import (
     alternatives,
     attention_shape,
     exported_shape,
+    noted_manifest,
     tokens_per_second,
 )
 
@@ -31,7 +34,7 @@ def describe_package(
     """What a Core ML package does and moves. No weights are loaded.
 
     Args:
-        package: an `.mlpackage`, anyone's.
+        package: an `.mlpackage`, anyone's, or a folder of chunks, counted as one program.
         bandwidth: B/s.
         bandwidth_source: where that number comes from.
         without_cache: W, the bytes per token of all but the cache, of a model with the same
@@ -41,16 +44,17 @@ def describe_package(
     Raises:
         ExportError: it is no Core ML package with an ML program, or a damaged one.
     """
-    graph = read_graph(package)
+    graph = read_exported(Path(package))
     compared = [*_this_graph(graph, without_cache), *alternatives(graph, without_cache)]
     return {
         "package": str(package),
+        "chunk": (noted_manifest(graph) or {}).get("result", {}).get("chunk"),
         "weight_bytes": graph.weight_bytes,
         "functions": {
             name: _describe_function(function, bandwidth)
             for name, function in graph.functions.items()
         },
-        "findings": [asdict(finding) for finding in lint_graph(graph)],
+        "findings": [asdict(finding) for finding in _findings(Path(package))],
         "attention": attention_shape(graph),
         "attention_source": "manifest" if exported_shape(graph) else "graph",
         "without_cache": without_cache,
@@ -63,6 +67,15 @@ def describe_package(
         "measured": measured
         and {"tokens_per_second": measured, "implied_bytes_per_token": bandwidth / measured},
     }
+
+
+def _findings(package: Path) -> Iterator[Finding]:
+    """Those of each package: what the rules say is of what a device loads at once."""
+    paths = chunk_paths(package)
+    for path in paths:
+        for finding in lint_graph(read_graph(path)):
+            place = " ".join(filter(None, (path.stem, finding.function)))
+            yield finding if paths == [package] else replace(finding, function=place)
 
 
 def _this_graph(graph: Graph, without_cache: int | None) -> list[Alternative]:

@@ -9,19 +9,18 @@ from torch import Tensor, nn
 from upcycle.checkpoint.loading import load_model, quiet
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD, REPEAT_KV, register_qfold
+from upcycle.export.attention import register_qfold
 from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.norms import guard_norms
+from upcycle.export.options import CONTEXT_MULTIPLE, DEFAULTS, READ_ONLY, STATE, ExportOptions
 from upcycle.export.projections import split_output_head, use_convolutions
+from upcycle.export.quantize.weights import is_tied
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.residual import fit_residual
 from upcycle.export.rotary import tabulate_rotary
 
-IMPLEMENTATIONS = (QFOLD, REPEAT_KV)
-STATE, READ_ONLY = "state", "read-only"
 DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}
-CONTEXT_MULTIPLE = 32  # the Neural Engine wants state dimensions in multiples of it
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _COMPARED = 8  # tokens
 _TOLERANCE = 1e-3  # of the range of the logits
@@ -31,25 +30,13 @@ _UNRUNNABLE = (AttributeError, IndexError, NotImplementedError, RuntimeError, Ty
 
 
 def load_decoder(
-    checkpoint: Checkpoint,
-    *,
-    context: int,
-    attention: str = QFOLD,
-    kv_cache: str = STATE,
-    conv: bool = False,
-    split_head: int = 1,
-    argmax: bool = False,
+    checkpoint: Checkpoint, options: ExportOptions = DEFAULTS
 ) -> tuple[Any, DecoderShape]:
     """A checkpoint's model in fp32 as a decoder that can be traced, and what it computes.
 
     Args:
         checkpoint: the checkpoint.
-        context: C, the positions of the KV cache.
-        attention: one of `IMPLEMENTATIONS`.
-        kv_cache: one of `DECODERS`.
-        conv: make the linear layers 1x1 convolutions.
-        split_head: how many parts the output head is made of.
-        argmax: give the likeliest next tokens beside the logits.
+        options: what is asked of it.
 
     Raises:
         CheckpointError: transformers cannot load the model whole.
@@ -59,16 +46,21 @@ def load_decoder(
     _check_model_type(checkpoint)
     register_qfold()
     model = load_model(checkpoint.folder, dtype=torch.float32, attention="eager")
-    _check_layers(model, context, checkpoint.folder)
+    _check_layers(model, options.context, checkpoint.folder)
     try:
         expected = _own_logits(model)
-        _adapt(model, context, attention)
-        if split_head > 1:
-            split_output_head(model, split_head)
-        if conv:
+        if options.chunk_size is not None and is_tied(model):
+            # The first and the last chunk have a constant of it each, with names of their own.
+            head = model.get_output_embeddings()
+            head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
+        _adapt(model, options.context, options.attention)
+        if options.split_head > 1:
+            split_output_head(model, options.split_head)
+        if options.conv:
             use_convolutions(model)
-        shape = decoder_shape(model, context)
-        decoder = DECODERS[kv_cache](model, shape, context, argmax=argmax).eval()
+        shape = decoder_shape(model, options.context)
+        kind = DECODERS[options.kv_cache]
+        decoder = kind(model, shape, options.context, argmax=options.argmax).eval()
         _check_agreement(decoder, expected)
         return decoder, shape
     except _UNRUNNABLE as error:

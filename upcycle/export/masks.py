@@ -50,6 +50,17 @@ def mask_windows(model: nn.Module, context: int) -> dict[str, int | None]:
     return {name: windows[name] for name in windows if needed[name]}
 
 
+def masks_of_layers(
+    model: nn.Module, masks: Mapping[str, int | None], layers: range
+) -> dict[str, int | None]:
+    """Those of a model's masks that some of its layers take."""
+    if len(masks) == 1:
+        return dict(masks)
+    config: Any = model.config
+    taken = {config.layer_types[layer] for layer in layers}
+    return {name: window for name, window in masks.items() if _LAYER_TYPES[name] in taken}
+
+
 def additive_mask(position: int, queries: int, context: int, window: int | None = None) -> Tensor:
     """The mask [1, 1, T, C] of tokens at `position` and the T - 1 after it.
 

@@ -1,10 +1,16 @@
 """What can be asked of an export, whatever its target."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD
-from upcycle.export.loading import CONTEXT_MULTIPLE, DECODERS, IMPLEMENTATIONS, STATE
+from upcycle.export.attention import QFOLD, REPEAT_KV
+from upcycle.export.signature import DECODE, PREFILL
+
+IMPLEMENTATIONS = (QFOLD, REPEAT_KV)
+STATE, READ_ONLY = "state", "read-only"
+CONTEXT_MULTIPLE = 32  # the Neural Engine wants state dimensions in multiples of it
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,8 @@ class ExportOptions:
             logits.
         quantize: a preset or a YAML file that says how weights are stored; None keeps fp16.
         untie: whether an output matrix that is the embedding's gets a scheme of its own.
+        chunk_size: bytes of weights that a package may have; the model's layers are cut into so
+            many packages. None makes one of any size.
     """
 
     context: int = 512
@@ -36,17 +44,43 @@ class ExportOptions:
     argmax: bool = False
     quantize: str | None = None
     untie: bool = False
+    chunk_size: int | None = None
+
+    @property
+    def functions(self) -> Mapping[str, int]:
+        """How many tokens each function takes per call, by its name."""
+        return {DECODE: 1} | ({} if self.prefill is None else {PREFILL: self.prefill})
 
 
-def check_options(options: ExportOptions) -> None:
+DEFAULTS = ExportOptions()
+
+
+def check_request(output: Path, suffix: str, options: ExportOptions) -> None:
     """Refuse what no target can do.
 
+    Args:
+        output: what to make.
+        suffix: of the names of what the target makes; chunks go into a folder.
+        options: what is asked of it.
+
     Raises:
-        ExportError: an option has a value that it cannot have.
+        ExportError: the output has another suffix, or an option a value that it cannot have.
     """
+    if options.chunk_size is not None and output.suffix == suffix:
+        raise ExportError(
+            f"chunks go into a folder, and {output.name} is named like one {suffix}",
+            where=str(output),
+            fix=f"name it {output.stem}, or leave --chunk-size away",
+        )
+    if options.chunk_size is None and output.suffix != suffix:
+        raise ExportError(
+            f"{output.name} does not end in {suffix}",
+            where=str(output),
+            fix=f"name it {output.stem}{suffix}",
+        )
     for option, asked, known in (
         ("--attention", options.attention, IMPLEMENTATIONS),
-        ("--kv-cache", options.kv_cache, DECODERS),
+        ("--kv-cache", options.kv_cache, (STATE, READ_ONLY)),
     ):
         if asked not in known:
             raise ExportError(

@@ -15,7 +15,15 @@ from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
 from upcycle.export.precision import lean_overflow_probe
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
-from upcycle.export.signature import DECODE, INPUT_IDS, NEXT_TOKEN, POSITION, Decoder, Signature
+from upcycle.export.signature import (
+    DECODE,
+    HIDDEN,
+    INPUT_IDS,
+    NEXT_TOKEN,
+    POSITION,
+    Decoder,
+    Signature,
+)
 from upcycle.export.specification import write_metadata
 
 # An `MLModel` of one function in, the same with smaller weights out.
@@ -60,7 +68,7 @@ def save_package(
         if len(parts) > 1:
             watch("merging")
             _merge(parts, package)
-            check_sharing(_weights_size(parts[DECODE]), _weights_size(package))
+            check_sharing(weights_size(parts[DECODE]), weights_size(package))
     write_metadata(package, metadata)
     _fix_identifiers(package / "Manifest.json")
 
@@ -144,11 +152,15 @@ class _FloatingScatters(TorchFunctionMode):
 def _other_inputs(
     inputs: tuple[Tensor, ...], signature: Signature, first: int
 ) -> tuple[Tensor, ...]:
-    """The same inputs with the tokens `first`, `first` + 1, .. at position 1."""
+    """The inputs with tokens `first`, `first` + 1, .., or other hidden states, at position 1."""
     values = dict(zip((name for name, *_ in signature.inputs), inputs, strict=True))
-    tokens = values[INPUT_IDS]
-    values[INPUT_IDS] = torch.arange(first, first + tokens.shape[1], dtype=tokens.dtype)[None]
     values[POSITION] = torch.ones_like(values[POSITION])
+    if INPUT_IDS in values:
+        tokens = values[INPUT_IDS]
+        values[INPUT_IDS] = torch.arange(first, first + tokens.shape[1], dtype=tokens.dtype)[None]
+    else:
+        hidden = values[HIDDEN]
+        values[HIDDEN] = torch.arange(hidden.numel()).mul(first).sin().reshape(hidden.shape)
     return tuple(values.values())
 
 
@@ -156,7 +168,8 @@ def _outputs(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
-def _weights_size(package: Path) -> int:
+def weights_size(package: Path) -> int:
+    """Bytes of a package's weight file."""
     return (package / "Data" / "com.apple.CoreML" / "weights" / "weight.bin").stat().st_size
 
 

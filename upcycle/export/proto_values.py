@@ -1,6 +1,8 @@
 """Types and constants of a Core ML specification, as plain Python values."""
 
+import math
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 # Bits per element, by the name that MIL.proto gives each data type.
@@ -13,6 +15,8 @@ DATA_TYPES = {
 }  # fmt: skip
 # `struct` codes of the types that a specification keeps as bytes.
 _PACKED = {"float16": "e", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "uint32": "I"}
+
+_WORD = 3  # bytes, which hold whole integers of 1, 2, 3, 4 and 6 bits
 
 
 def dtype_name(tensor_type: Any) -> str:
@@ -33,10 +37,24 @@ def literal_values(value: Any) -> tuple[float, ...] | tuple[str, ...]:
     elements = getattr(immediate.tensor, kind).values
     if kind != "bytes":
         return tuple(elements)
-    code = _PACKED.get(dtype_name(value.type.tensorType))
+    dtype = dtype_name(value.type.tensorType)
+    if DATA_TYPES.get(dtype, 8) < 8:
+        count = math.prod(size.constant.size for size in value.type.tensorType.dimensions)
+        return tuple(_narrow_integers(elements, dtype))[:count]
+    code = _PACKED.get(dtype)
     return (
         struct.unpack(f"<{len(elements) // struct.calcsize(code)}{code}", elements) if code else ()
     )
+
+
+def _narrow_integers(packed: bytes, dtype: str) -> Iterator[int]:
+    """Integers of less than a byte, from the lowest bit of each byte on, and what pads the end."""
+    bits = DATA_TYPES[dtype]
+    bias = 0 if dtype.startswith("u") else 1 << (bits - 1)
+    for start in range(0, len(packed), _WORD):
+        word = int.from_bytes(packed[start : start + _WORD], "little")
+        for shift in range(0, 8 * _WORD, bits):
+            yield (((word >> shift) & ((1 << bits) - 1)) ^ bias) - bias
 
 
 def declared_shape(feature: Any) -> str:

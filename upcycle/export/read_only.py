@@ -11,31 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.export.attention import Segments
-from upcycle.export.decoder import DecoderShape, next_token_names, next_tokens, positions
+from upcycle.export.decoder import CachedDecoder, DecoderShape
 from upcycle.export.host_cache import new_names, past_mask, past_names
-from upcycle.export.masks import additive_mask, masks_for_model
-from upcycle.export.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
+from upcycle.export.masks import additive_mask
+from upcycle.export.signature import Input, Signature
 
 
-class ReadOnlyDecoder(nn.Module):
-    """T tokens, the position of the first and the past in; logits and the tokens' K and V out.
+class ReadOnlyDecoder(CachedDecoder):
+    """A decoder that takes the past's K and V of each layer and gives the new tokens'.
 
-    Args:
-        model: a causal LM of transformers whose rotary embedding is a table, with an attention of
-            `upcycle.export.attention`.
-        shape: what it writes to its cache.
-        context: C, the positions that the past holds.
-        argmax: whether to give the likeliest next token of each position too.
+    Its model needs an attention of `upcycle.export.attention`.
     """
 
     def __init__(
         self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
     ) -> None:
-        super().__init__()
-        self.model = model
-        self.argmax = argmax
-        self.context = context
-        self.masks = shape.masks
+        super().__init__(model, shape, context, argmax=argmax)
         self.num_layers = shape.num_layers
         heads = (1, shape.num_key_value_heads, context)
         self.past_shapes = ((*heads, shape.head_dim), (*heads, shape.value_head_dim)) * (
@@ -44,19 +35,11 @@ class ReadOnlyDecoder(nn.Module):
 
     def signature(self, queries: int) -> Signature:
         """Tokens, position, K and V of each layer and masks in, logits and new K and V out."""
-        return Signature(
-            inputs=(
-                Input(INPUT_IDS, (1, queries), "int32"),
-                Input(POSITION, (1,), "int32"),
-                *(
-                    Input(name, shape, "float16")
-                    for name, shape in zip(
-                        past_names(self.num_layers), self.past_shapes, strict=True
-                    )
-                ),
-                *(Input(name, (1, 1, queries, self.context), "float16") for name in self.masks),
-            ),
-            outputs=(LOGITS, *new_names(self.num_layers), *next_token_names(self.argmax)),
+        named = zip(past_names(self.num_layers), self.past_shapes, strict=True)
+        return self._signature(
+            queries,
+            past=(Input(name, shape, "float16") for name, shape in named),
+            new=new_names(self.num_layers),
         )
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
@@ -86,19 +69,13 @@ class ReadOnlyDecoder(nn.Module):
         """
         queries = input_ids.shape[1]
         past, masks = past_and_masks[: 2 * self.num_layers], past_and_masks[2 * self.num_layers :]
-        whole = {
-            name: torch.cat([mask, _mask_among_new(queries, window)], -1)
-            for mask, (name, window) in zip(masks, self.masks.items(), strict=True)
-        }
+        whole = [
+            torch.cat([mask, _mask_among_new(queries, window)], -1)
+            for mask, window in zip(masks, self.masks.values(), strict=True)
+        ]
         cache = PastCache(past)
-        output = self.model(
-            input_ids=input_ids,
-            position_ids=positions(position, queries),
-            attention_mask=masks_for_model(whole),
-            cache=cache,
-            use_cache=True,
-        )
-        return output.logits, *cache.new, *next_tokens(output.logits, self.argmax)
+        logits = self._logits(input_ids, position, whole, cache)
+        return logits, *cache.new, *self._next_tokens(logits)
 
 
 def _mask_among_new(queries: int, window: int | None) -> Tensor:

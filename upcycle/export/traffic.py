@@ -11,8 +11,9 @@ from typing import Any
 
 from upcycle.attention import AttentionShape
 from upcycle.errors import ExportError
+from upcycle.export.chunks.graph import read_exported
 from upcycle.export.counting import Traffic, count_traffic
-from upcycle.export.graph import Graph, read_graph
+from upcycle.export.graph import METADATA_KEY, Graph
 from upcycle.export.inferred import inferred_shape
 from upcycle.kvcache.counting import parameters_saved
 
@@ -20,7 +21,6 @@ BANDWIDTH = 55_900_000_000  # B/s
 BANDWIDTH_SOURCE = (
     "fitted to one measurement on a phone: 54.30 tok/s of a 1.2B model that moves 1,030 MB/token"
 )
-METADATA_KEY = "upcycle"
 _KV_BYTES = 2  # fp16 states
 _WEIGHT_BYTES = 2  # fp16 weights
 
@@ -137,7 +137,7 @@ def describe_export(
 
     Args:
         source_shape: the source's attention, before its heads were merged.
-        package: the `.mlpackage`.
+        package: the `.mlpackage`, or the folder of chunks.
         bandwidth: B/s.
 
     Returns:
@@ -147,7 +147,7 @@ def describe_export(
     Raises:
         ExportError: the package is damaged, or not one of ours.
     """
-    graph = read_graph(package)
+    graph = read_exported(Path(package))
     shape = exported_shape(graph)
     if shape is None:
         raise ExportError(

@@ -16,18 +16,18 @@ class Layout:
         training: training states and log.
         evaluation: comparison.json, from which the report is made.
         report: report.json, report.md and report.html.
-        package: the Core ML package.
+        package: the Core ML package, or the folder of its chunks.
         stages: the record of the finished stages.
     """
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, *, chunked: bool = False) -> None:
         self.output = output
         self.converted = output / "converted"
         self.uptrained = output / "uptrained"
         self.training = output / "training"
         self.evaluation = output / "evaluation"
         self.report = output / "report"
-        self.package = output / "model.mlpackage"
+        self.package = output / ("model" if chunked else "model.mlpackage")
         self.stages = output / "stages.json"
 
 

@@ -96,7 +96,8 @@ def run(
             by another run.
         UpcycleError: a stage's own errors; earlier stages stay finished.
     """
-    layout = Layout(recipe.output)
+    chunked = recipe.export is not None and recipe.export.chunk_size is not None
+    layout = Layout(recipe.output, chunked=chunked)
     source = resolve(recipe.source)
     check_inputs(layout.output, [source, *recipe.texts, *inputs])
     check_request(source, **recipe.convert.model_dump())
@@ -217,9 +218,15 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
 
         def export_stage(watch: Watcher) -> None:
             from upcycle.export.coreml import export_coreml
+            from upcycle.export.options import ExportOptions
 
             export_coreml(
-                last, layout.package, overwrite=True, watch=watch, **exported.model_dump()
+                last,
+                layout.package,
+                ExportOptions(**exported.model_dump(exclude={"calibration"})),
+                calibration=exported.calibration,
+                overwrite=True,
+                watch=watch,
             )
 
         stages.append(

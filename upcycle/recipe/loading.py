@@ -3,18 +3,18 @@
 Every problem is reported at once, each with its file, line and key.
 """
 
-import difflib
 import importlib.util
 import os
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from upcycle.checkpoint.hub import is_hub_id
 from upcycle.errors import RecipeError, UpcycleError
+from upcycle.recipe.problems import problems_of
 from upcycle.recipe.schema import BUILTIN, Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
 
@@ -59,7 +59,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(value)
     except ValidationError as error:
-        problems += _problems(error, place)
+        problems += problems_of(error, Recipe, place)
         raise _failure(path, problems) from error
     if problems:
         raise _failure(path, problems)
@@ -91,7 +91,7 @@ def _python_value(path: Path) -> dict[str, Any]:
         spec.loader.exec_module(module)
         recipe = module.recipe()
     except ValidationError as error:
-        raise _failure(path, _problems(error, _file_only(path))) from error
+        raise _failure(path, problems_of(error, Recipe, _file_only(path))) from error
     except UpcycleError:
         raise
     # A recipe's code is the user's: whatever it raises, and sys.exit too, is theirs to mend.
@@ -199,53 +199,3 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
 
 def _get(node: Any, key: str) -> Any:
     return node.get(key) if isinstance(node, dict) else None
-
-
-def _problems(error: ValidationError, place: Callable[[Location], str]) -> list[Problem]:
-    """Our words for each error; one that only repeats an error further down is left out."""
-    found = error.errors()
-    deeper = {details["loc"][:length] for details in found for length in range(len(details["loc"]))}
-    return [_problem(details, place) for details in found if details["loc"] not in deeper]
-
-
-def _problem(details: Any, place: Callable[[Location], str]) -> Problem:
-    """One pydantic error in our words."""
-    location: Location = details["loc"]
-    kind = details["type"]
-    if kind == "extra_forbidden":
-        return Problem(place(location), f"unknown key{_suggestion(location)}")
-    if kind == "missing":
-        return Problem(place(location), "this key is required")
-    message = details["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    if kind == "value_error":
-        return Problem(place(location), message)
-    return Problem(place(location), f"{message}, not {details['input']!r}")
-
-
-def _suggestion(location: Location) -> str:
-    model = _model_at(location[:-1])
-    if model is None:
-        return ""
-    names = sorted(model.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(names)}"
-
-
-def _model_at(location: Location) -> type[BaseModel] | None:
-    """The section that a location names, through optional and repeated ones."""
-    kind: Any = Recipe
-    for part in location:
-        if isinstance(part, str):
-            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-                return None
-            field = kind.model_fields.get(part)
-            if field is None:
-                return None
-            kind = field.annotation
-        sections = [
-            argument
-            for argument in get_args(kind)
-            if isinstance(argument, type) and issubclass(argument, BaseModel)
-        ]
-        kind = sections[0] if sections else kind
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

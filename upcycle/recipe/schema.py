@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from upcycle.errors import UpcycleError
+from upcycle.kvcache.sizes import parse_bytes
 
 BUILTIN = "builtin"  # as calibration text: the text that comes with the package
 # Strict scalars (no "5" for 5, no True for 1) inside sequences and paths that YAML can write.
@@ -196,6 +199,16 @@ class EvaluateRecipe(Section):
     margins: Margins = Margins()
 
 
+def _size(value: object) -> object:
+    """The bytes of a size in words."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value, where="chunk_size")
+    except UpcycleError as error:
+        raise ValueError(f"{error.what}; {error.fix}") from error
+
+
 class ExportRecipe(Section):
     """The Core ML package.
 
@@ -209,6 +222,7 @@ class ExportRecipe(Section):
         argmax: give the likeliest next token too.
         quantize: a preset or a YAML file; absent means fp16.
         untie: store a tied output matrix apart from the embedding.
+        chunk_size: weights that a package may have, such as "1GB"; absent means one of any size.
         calibration: text that tells which layers need more bits.
     """
 
@@ -221,6 +235,7 @@ class ExportRecipe(Section):
     argmax: bool = False
     quantize: str | None = None
     untie: bool = False
+    chunk_size: Annotated[int, BeforeValidator(_size)] | None = None
     calibration: Annotated[tuple[PathValue, ...], Field(strict=False)] = (Path(BUILTIN),)
 
 

@@ -5,6 +5,7 @@ import pytest
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
 from upcycle.export.graph import Graph, read_graph
+from upcycle.export.options import ExportOptions
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +14,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     folder = tmp_path_factory.mktemp("reports")
     source = tiny_checkpoint(folder / "source", num_key_value_heads=2)
     package = folder / "model.mlpackage"
-    export_coreml(source, package, context=64, prefill=16)
+    export_coreml(source, package, ExportOptions(context=64, prefill=16))
     return read_graph(package)
 
 
@@ -23,5 +24,5 @@ def read_only(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     folder = tmp_path_factory.mktemp("reports")
     source = tiny_checkpoint(folder / "source", num_key_value_heads=2)
     package = folder / "model.mlpackage"
-    export_coreml(source, package, context=64, kv_cache="read-only")
+    export_coreml(source, package, ExportOptions(context=64, kv_cache="read-only"))
     return read_graph(package)

@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
 
 from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.coreai.execution import AssetRunner
 from upcycle.export.coreai.programs import require_coreai
 from upcycle.export.coreai.reading import Asset
-from upcycle.export.parity.logits import compare_logits
-from upcycle.export.parity.program import END, Program, run_program
-from upcycle.export.parity.results import Arithmetic, ExportCheck
+from upcycle.export.parity.check import compared
+from upcycle.export.parity.program import run_program
+from upcycle.export.parity.reference import reference_of
+from upcycle.export.parity.results import ExportCheck
 from upcycle.export.parity.rules import rules
 from upcycle.export.parity.text import read_tokens
 from upcycle.progress import Progress, Watcher, ignore
@@ -59,34 +58,18 @@ def check_asset(
         watch(Progress("check-export", next(steps), _STEPS, "steps", note))
 
     step("torch")
-    model = load_model(opened.folder, dtype=torch.float32, attention="eager")
-    expected = _logits(model, ids, 0), _logits(model, ids[:END], read.end)
-    del model
+    exact = read.manifest["options"]["dtype"] == "float32"
+    # The model is gone when the program runs.
+    reference = reference_of(
+        load_model(opened.folder, dtype=torch.float32, attention="eager"),
+        ids,
+        read.end,
+        {},
+        half=not exact,
+    )
     step(RUNTIME)
     with AssetRunner(read.path) as runner:
-        outputs = run_program(cast("Program", read), runner, ids)
+        outputs = run_program(read, runner, ids)
     step("")
-    difference = compare_logits(expected[0], outputs.text)
-    caches, decoded = outputs.caches, outputs.decoded
-    found = Arithmetic(
-        name=RUNTIME,
-        text=difference,
-        end=compare_logits(expected[1], outputs.end),
-        prefill=None if decoded is None else compare_logits(decoded, outputs.text[: len(decoded)]),
-        caches=None if caches is None else float(caches.max()),
-        typical_caches=None if caches is None else float(caches.median()),
-        full=difference,
-        against=None,
-        largest=[],
-        overflowed=[],
-    )
+    found = compared(RUNTIME, reference, outputs, exact=exact)
     return ExportCheck([found], list(rules(found, max_kl)), len(ids), outputs.prefilled, 0)
-
-
-@torch.inference_mode()
-def _logits(model: nn.Module, tokens: Tensor, start: int) -> Tensor:
-    """Logits [N, vocabulary] of tokens [N] at the positions from `start` on."""
-    positions = torch.arange(start, start + len(tokens))[None]
-    output: Any = model(input_ids=tokens[None], position_ids=positions, use_cache=False)
-    logits: Tensor = output.logits[0]
-    return logits.float()

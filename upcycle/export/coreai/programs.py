@@ -11,38 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.errors import ExportError
-from upcycle.export.cache import StateCache
-from upcycle.export.decoder import StatefulDecoder, next_tokens, positions
-from upcycle.export.masks import masks_for_model
-from upcycle.export.signature import KEY_CACHE, VALUE_CACHE, Decoder
+from upcycle.export.signature import Decoder
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
-
-
-class SlicedDecoder(StatefulDecoder):
-    """A `StatefulDecoder` that `torch.export` can read.
-
-    It slices a buffer only at a number that it knows to be in bounds; `torch.jit.trace`, which
-    coremltools reads, would make that number a constant.
-    """
-
-    def forward(
-        self, input_ids: Tensor, position: Tensor, *masks: Tensor
-    ) -> Tensor | tuple[Tensor, ...]:
-        """As `StatefulDecoder.forward`."""
-        start: Any = position[0].item()
-        check: Any = torch._check
-        check(start >= 0)
-        check(start + input_ids.shape[1] <= self.context)
-        output = self.model(
-            input_ids=input_ids,
-            position_ids=positions(position, input_ids.shape[1]),
-            attention_mask=masks_for_model(dict(zip(self.masks, masks, strict=True))),
-            cache=StateCache(self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE), start),
-            use_cache=True,
-        )
-        logits: Tensor = output.logits
-        return (logits, *next_tokens(logits, self.argmax)) if self.argmax else logits
 
 
 def require_coreai() -> None:

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest, sha256_file
 from upcycle.errors import ExportError
 from upcycle.export.graph import Function, Graph, Operation, TensorType
-from upcycle.export.parity.program import END
+from upcycle.export.parity.program import Exported
+from upcycle.export.record import STAGE, not_ours
 from upcycle.export.signature import DECODE
 
 # Core ML's name of an operation, and of its operands in their order, the last one for all others.
@@ -32,19 +32,8 @@ _TENSOR = re.compile(r"tensor<(?:(?P<shape>[\dx?]+)x)?(?P<kind>\w+?)(?P<bits>\d+
 _KINDS = {"f": "float", "bf": "bfloat", "si": "int", "i": "int", "ui": "uint"}
 
 
-@dataclass(frozen=True)
-class Asset:
-    """A Core AI asset of `upcycle export`.
-
-    Attributes:
-        path: the `.aimodel`.
-        graph: of all functions; the weights are not among it.
-        manifest: what made it.
-    """
-
-    path: Path
-    graph: Graph
-    manifest: Mapping[str, Any]
+class Asset(Exported):
+    """A Core AI asset of `upcycle export`; the weights are not among its graph."""
 
     @classmethod
     def read(cls, path: Path) -> "Asset":
@@ -55,23 +44,9 @@ class Asset:
             ExportError: it is none, or `upcycle export` did not make it.
         """
         manifest = read_manifest(path)
-        if manifest is None or manifest["stage"] != "export":
-            raise ExportError(
-                f"{path} was not made by `upcycle export`, so its inputs are not known",
-                where=str(path / MANIFEST_NAME),
-                fix="export the checkpoint with `upcycle export`",
-            )
+        if manifest is None or manifest["stage"] != STAGE:
+            raise not_ours(path, str(path / MANIFEST_NAME))
         return cls(path, read_program(path), manifest)
-
-    @property
-    def context(self) -> int:
-        """C, the positions that the cache holds."""
-        return int(self.manifest["options"]["context"])
-
-    @property
-    def end(self) -> int:
-        """The position where the tokens at the end of the context begin."""
-        return self.context - END
 
 
 def read_program(path: Path) -> Graph:

@@ -67,15 +67,15 @@ PACKAGE_LINTS = (
         "weights-2GB",
         "error",
         _larger_than(2_000_000_000),
-        "quantise (--quantize) or split the package: beyond 2 GB a program does not load on the "
-        "Neural Engine",
+        "quantise it (--quantize) or cut it (--chunk-size): beyond 2 GB a program does not load on "
+        "the Neural Engine",
     ),
     PackageLint(
         "weights-1GB",
         "warning",
         _larger_than(1_000_000_000),
-        "quantise (--quantize) or split the package: from 1.0 to 1.4 GB on, packages have run on "
-        "the GPU without saying so",
+        "quantise it (--quantize) or cut it (--chunk-size): from 1.0 to 1.4 GB on, packages have "
+        "run on the GPU without saying so",
     ),
     PackageLint(
         "unshared-weights",

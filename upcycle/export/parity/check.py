@@ -1,23 +1,26 @@
 """Compare an exported package with the checkpoint that it was made of, by running it here."""
 
+import math
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.interpreter.run import Interpreter
-from upcycle.export.parity.apple import CoreMLRunner, has_core_ml
-from upcycle.export.parity.logits import Difference, compare_logits
+from upcycle.export.parity.apple import has_core_ml
+from upcycle.export.parity.chain import core_ml_runner
+from upcycle.export.parity.logits import compare_logits, shaky_positions
 from upcycle.export.parity.overflow import OverflowProbe
 from upcycle.export.parity.program import Outputs, Program, run_program
 from upcycle.export.parity.reference import Reference, reference_of
 from upcycle.export.parity.results import Arithmetic, ExportCheck
-from upcycle.export.parity.rules import rules
+from upcycle.export.parity.rules import LIMITS, rules
 from upcycle.export.parity.text import read_tokens
+from upcycle.export.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore
 
 _HALF = {"fp32": False, "fp16": True}
@@ -60,10 +63,19 @@ def check_export(
     ids = read_tokens(opened.folder, text, min(2 * tokens, context))
     watch(Progress("check-export", 0, 1, "steps", "torch"))
     # The model is gone when the program runs.
-    reference = reference_of(
+    reference = program_reference(
         load_model(opened.folder, dtype=torch.float32, attention="eager"), program, ids
     )
     return check_program(reference, program, ids, max_kl=max_kl, against=other, watch=watch)
+
+
+def program_reference(model: nn.Module, program: Program, tokens: Tensor) -> Reference:
+    """What a program must give for tokens [N]; its model's numbers are replaced.
+
+    Raises:
+        ExportError: a compressed weight of the program is not one of the model's.
+    """
+    return reference_of(model, tokens, program.end, program.loaded.compressed_weights(DECODE))
 
 
 def check_program(
@@ -98,39 +110,62 @@ def check_program(
             step(f"{name} arithmetic, the other package")
             other = run_program(against, Interpreter(against.loaded, half=half), tokens)
         prefilled = outputs.prefilled
-        found.append(_compared(name, reference, outputs, other, probe))
+        found.append(compared(name, reference, outputs, other, probe, exact=not half))
     if has_core_ml():
         step("Core ML")
         decoding = program.only_decode()
-        runner = CoreMLRunner(program.package, stateful=bool(program.graph.decode.states))
-        found.append(_compared("Core ML", reference, run_program(decoding, runner, tokens)))
+        outputs = run_program(decoding, core_ml_runner(program.path), tokens)
+        found.append(compared("Core ML", reference, outputs))
     step("")
-    checks = [check for each in found for check in rules(each, max_kl)]
+    compressed = bool(reference.replaced)
+    checks = [check for each in found for check in rules(each, max_kl, compressed=compressed)]
     return ExportCheck(found, checks, len(tokens), prefilled, reference.replaced)
 
 
-def _compared(
+def compared(
     name: str,
     reference: Reference,
     outputs: Outputs,
     other: Outputs | None = None,
     probe: OverflowProbe | None = None,
+    *,
+    exact: bool = False,
 ) -> Arithmetic:
+    """How a program did.
+
+    Args:
+        name: of the arithmetic.
+        reference: what it must give.
+        outputs: what it gave.
+        other: what another package gave on the same tokens.
+        probe: what was seen of its operations.
+        exact: whether it computed in fp32.
+    """
+    full, own = reference.full, reference.own
+    text = end = None
+    if not exact:
+        text, end = (
+            shaky_positions(*pair, LIMITS[exact])
+            for pair in ((own.text, reference.half.text), (own.end, reference.half.end))
+        )
+    prefilled = outputs.prefilled
+    shaky = None if text is None else text[:prefilled]
+    caches = outputs.caches
+    if caches is not None and shaky is not None:
+        caches = caches[~shaky]
     return Arithmetic(
         name=name,
-        text=compare_logits(reference.own.text, outputs.text),
-        end=compare_logits(reference.own.end, outputs.end),
-        prefill=_prefill_difference(outputs),
-        caches=None if outputs.caches is None else float(outputs.caches.max()),
-        typical_caches=None if outputs.caches is None else float(outputs.caches.median()),
-        full=compare_logits(reference.full.text, outputs.text),
-        against=compare_logits(other.text, outputs.text) if other else None,
+        exact=exact,
+        text=compare_logits(own.text, outputs.text, text),
+        end=compare_logits(own.end, outputs.end, end),
+        prefill=None
+        if outputs.decoded is None
+        else compare_logits(outputs.decoded, outputs.text[:prefilled], shaky),
+        caches=None if caches is None else max(caches.tolist(), default=math.inf),
+        full=compare_logits(
+            full.text, outputs.text, shaky_positions(full.text, own.text, LIMITS[exact])
+        ),
+        against=compare_logits(other.text, outputs.text, text) if other else None,
         largest=probe.top(_SHOWN) if probe else [],
         overflowed=probe.overflowed if probe else [],
     )
-
-
-def _prefill_difference(outputs: Outputs) -> Difference | None:
-    if outputs.decoded is None:
-        return None
-    return compare_logits(outputs.decoded, outputs.text[: len(outputs.decoded)])

@@ -12,12 +12,10 @@ from upcycle.export.masks import additive_mask
 from upcycle.export.signature import (
     DECODE,
     INPUT_IDS,
-    KEY_CACHE,
     LOGITS,
     MASKED,
     POSITION,
     PREFILL,
-    VALUE_CACHE,
 )
 
 
@@ -81,7 +79,8 @@ class Feed:
     def caches(self) -> dict[str, Tensor]:
         """K and V of the positions filled so far, [.., g, N, ..] per layer or for all layers."""
         filled = slice(self._start, self._position)
-        found = self._past or {name: self._runner.state(name) for name in (KEY_CACHE, VALUE_CACHE)}
+        states = self._graph.functions[DECODE].states
+        found = self._past or {name: self._runner.state(name) for name in states}
         return {name: value[:, :, filled].float().clone() for name, value in found.items()}
 
     def _call(self, name: str, tokens: Tensor) -> Tensor:

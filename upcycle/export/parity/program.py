@@ -4,52 +4,35 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from upcycle.errors import ExportError
-from upcycle.export.graph import Graph, read_graph
+from upcycle.export.chunks.graph import read_exported
+from upcycle.export.graph import METADATA_KEY, Graph
 from upcycle.export.interpreter.prepare import Loaded
 from upcycle.export.parity.feeding import Feed, Runner
+from upcycle.export.record import not_ours
 from upcycle.export.signature import DECODE
-from upcycle.export.traffic import METADATA_KEY
 
 END = 16  # tokens checked at the end of the context
 
 
 @dataclass(frozen=True)
-class Program:
-    """A package.
+class Exported:
+    """What `upcycle export` made, for whatever runtime.
 
     Attributes:
-        package: its path.
+        path: of the package or asset.
         graph: of all functions.
-        loaded: the same, ready to be interpreted.
         manifest: what `upcycle export` noted in it.
     """
 
-    package: Path
+    path: Path
     graph: Graph
-    loaded: Loaded
     manifest: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, package: Path) -> "Program":
-        """Read a package's graph.
-
-        Raises:
-            ExportError: it is damaged, or `upcycle export` did not make it.
-        """
-        graph = read_graph(package)
-        if METADATA_KEY not in graph.metadata:
-            raise ExportError(
-                f"{package} was not made by `upcycle export`, so its inputs are not known",
-                where=f"its metadata, key {METADATA_KEY!r}",
-                fix="export the checkpoint with `upcycle export`",
-            )
-        return cls(package, graph, Loaded(graph), json.loads(graph.metadata[METADATA_KEY]))
 
     @property
     def context(self) -> int:
@@ -61,10 +44,42 @@ class Program:
         """The position where the tokens at the end of the context begin."""
         return self.context - END
 
-    def only_decode(self) -> "Program":
+    def only_decode(self) -> Self:
         """The same without its other functions."""
         functions = {DECODE: self.graph.functions[DECODE]}
         return replace(self, graph=replace(self.graph, functions=functions))
+
+
+@dataclass(frozen=True)
+class Program(Exported):
+    """A Core ML package, or a folder of chunks as one, ready to be interpreted.
+
+    Attributes:
+        loaded: its functions.
+    """
+
+    loaded: Loaded
+
+    @classmethod
+    def read(cls, package: Path) -> "Program":
+        """Read the graph of a package or of a folder of chunks.
+
+        Raises:
+            CheckpointError: the folder's manifest is damaged.
+            ExportError: it is damaged, is one of several chunks, or `upcycle export` did not make
+                it.
+        """
+        graph = read_exported(package)
+        if METADATA_KEY not in graph.metadata:
+            raise not_ours(package, f"its metadata, key {METADATA_KEY!r}")
+        manifest = json.loads(graph.metadata[METADATA_KEY])
+        if "chunk" in manifest["result"]:
+            raise ExportError(
+                f"{package.name} is one of {manifest['result']['chunk']['of']} chunks of a model",
+                where=str(package),
+                fix=f"name their folder, {package.absolute().parent}",
+            )
+        return cls(package, graph, manifest, Loaded(graph))
 
 
 @dataclass(frozen=True)
@@ -90,11 +105,11 @@ class Outputs:
         return 0 if self.decoded is None else len(self.decoded)
 
 
-def run_program(program: Program, runner: Runner, tokens: Tensor) -> Outputs:
+def run_program(program: Exported, runner: Runner, tokens: Tensor) -> Outputs:
     """Feed tokens [N] to a program: half through `prefill` where it has one, the rest to decode.
 
     Args:
-        program: the package.
+        program: what to feed.
         runner: runs it; its states are emptied.
         tokens: at most as many as the context holds.
     """

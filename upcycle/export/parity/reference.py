@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.errors import ExportError
-from upcycle.export.parity.program import END, Program
-from upcycle.export.signature import DECODE
+from upcycle.export.parity.program import END
 
 _WRAPPER = "model"  # the module that is exported holds the model under this name
 _LEAST_COSINE = 0.5  # of a compressed weight and its original; 3 bits give 0.97, another layer's 0
@@ -38,38 +37,51 @@ class Reference:
         full: logits of the checkpoint.
         own: logits with numbers that the program can hold: angles and weights in fp16, or the
             program's weights where they are compressed.
+        half: logits with those numbers where torch computes in fp16 too.
         replaced: parameters that were taken from the program.
     """
 
     full: Logits
     own: Logits
+    half: Logits
     replaced: int
 
 
-def reference_of(model: nn.Module, program: Program, tokens: Tensor) -> Reference:
-    """The logits of a model of transformers in fp32, whose numbers are replaced then.
+def reference_of(
+    model: nn.Module, tokens: Tensor, end: int, weights: Mapping[str, Tensor], *, half: bool = True
+) -> Reference:
+    """The logits of a model of transformers in fp32, then with a program's numbers, then in fp16.
 
-    Rounding alone moves single logits of some models more than any fault should be allowed to: the
-    fp16 cosines of a SmolLM2 with merged heads by 0.6 % of their range.
+    Args:
+        model: the checkpoint's; its numbers are replaced.
+        tokens: [N].
+        end: the position where the tokens at the end of the context begin.
+        weights: the program's compressed weights, see `use_weights`.
+        half: whether the program holds its numbers in fp16; else all three are the checkpoint's.
 
     Raises:
         ExportError: a compressed weight of the program is not one of the model's.
     """
-    full = _logits(model, program, tokens)
+    full = logits_of(model, tokens, end)
+    if not half:
+        return Reference(full, full, full, 0)
     _round_to_half(model)
-    replaced = use_weights(model, program.loaded.compressed_weights(DECODE))
-    return Reference(full, _logits(model, program, tokens), replaced)
+    replaced = use_weights(model, weights)
+    own = logits_of(model, tokens, end)
+    return Reference(full, own, logits_of(model.half(), tokens, end), replaced)
 
 
 @torch.inference_mode()
-def _logits(model: nn.Module, program: Program, tokens: Tensor) -> Logits:
+def logits_of(model: nn.Module, tokens: Tensor, end: int) -> Logits:
+    """A model's logits on tokens [N], and on the first of them from the position `end` on."""
+
     def run(tokens: Tensor, start: int) -> Tensor:
         positions = torch.arange(start, start + len(tokens))[None]
         output: Any = model(input_ids=tokens[None], position_ids=positions, use_cache=False)
         logits: Tensor = output.logits[0]
         return logits.float()
 
-    return Logits(run(tokens, 0), run(tokens[:END], program.end))
+    return Logits(run(tokens, 0), run(tokens[:END], end))
 
 
 def _round_to_half(model: nn.Module) -> None:
@@ -78,7 +90,7 @@ def _round_to_half(model: nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__.endswith("RotaryEmbedding"):
             module.register_forward_hook(
-                lambda _module, _inputs, angles: tuple(part.half().float() for part in angles)
+                lambda _module, _inputs, angles: tuple(part.half().to(part) for part in angles)
             )
 
 

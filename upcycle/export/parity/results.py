@@ -13,12 +13,12 @@ class Arithmetic:
     """How a program did in one arithmetic.
 
     Attributes:
-        name: "fp32" or "fp16", or "Core ML" for Apple's runtime.
+        name: "fp32" or "fp16", or that of Apple's runtime.
+        exact: whether it computes in fp32.
         text: against the reference, on the text from position 0.
         end: the same on tokens at the end of the context.
         prefill: prefill against decoding the same tokens; None without prefill.
         caches: K and V likewise, the largest difference as a part of their largest magnitude.
-        typical_caches: the median of that over the positions.
         full: against the whole checkpoint, without the rounding or compression of its weights.
         against: against another package.
         largest: the operations with the largest results.
@@ -26,11 +26,11 @@ class Arithmetic:
     """
 
     name: str
+    exact: bool
     text: Difference
     end: Difference
     prefill: Difference | None
     caches: float | None
-    typical_caches: float | None
     full: Difference
     against: Difference | None
     largest: list[Extreme]

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from upcycle.errors import ExportError
 from upcycle.export.quantize.schemes import PRESETS, Quantization
-from upcycle.recipe.strict_yaml import Problem, read_tree
+from upcycle.recipe.problems import problems_of
+from upcycle.recipe.strict_yaml import read_tree
 
 
 def load_quantization(spec: str) -> Quantization:
@@ -31,16 +32,7 @@ def load_quantization(spec: str) -> Quantization:
         try:
             return Quantization.model_validate(tree.value)
         except ValidationError as error:
-            problems = [
-                Problem(tree.where(details["loc"]), _message(details["type"], details["msg"]))
-                for details in error.errors()
-            ]
+            problems = problems_of(error, Quantization, tree.where)
     raise ExportError(
         "; ".join(map(str, problems)), where=str(path), fix="mend each key named above"
     )
-
-
-def _message(kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return "unknown key"
-    return message.removeprefix("Value error, ").replace("Input should", "should")

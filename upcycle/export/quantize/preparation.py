@@ -111,7 +111,7 @@ def prepare_quantization(
     if quantization.promote is None:
         return Prepared(weights, schemes, untied)
     rows = calibration_rows(
-        checkpoint, calibration, tokens=_TOKENS, sequence_length=_SEQUENCE_LENGTH
+        checkpoint, calibration, tokens=_TOKENS, sequence_length=_SEQUENCE_LENGTH, option=None
     )
     sensitivity = measure_sensitivity(model, weights, schemes, rows, watch)
     promoted = sensitivity.ranking[: quantization.promote.count]

@@ -1,0 +1,128 @@
+"""The packages of one export: the whole model in one, or a chunk of it in each."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from upcycle.export.attention import REPEAT_KV
+from upcycle.export.checks import check_chunk, check_graph
+from upcycle.export.chunks.decoders import cut_decoder
+from upcycle.export.chunks.graph import chunk_name
+from upcycle.export.chunks.sizes import prepared_for
+from upcycle.export.decoder import DecoderShape
+from upcycle.export.graph import METADATA_KEY, read_graph
+from upcycle.export.options import STATE, ExportOptions
+from upcycle.export.program import save_package, weights_size
+from upcycle.export.quantize.preparation import Prepared
+from upcycle.export.record import HUB_NAME_KEY
+
+
+@dataclass(frozen=True)
+class Part:
+    """A package to be saved.
+
+    Attributes:
+        name: of the package.
+        decoder: what it computes.
+        shape: the decoder's numbers.
+        manifest: what to note in it.
+        prepared: how its weights are quantised, None for fp16.
+        max_bytes: what its weights may take; any where None.
+    """
+
+    name: str
+    decoder: Any
+    shape: DecoderShape
+    manifest: Mapping[str, Any]
+    prepared: Prepared | None
+    max_bytes: int | None = None
+
+    def save(
+        self,
+        folder: Path,
+        options: ExportOptions,
+        *,
+        hub_name: str,
+        watch: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Save the package and see that it computes what it must.
+
+        Args:
+            folder: where it goes.
+            options: those of the export.
+            hub_name: where apps find the tokenizer.
+            watch: told of each step.
+
+        Returns:
+            For the folder's manifest: which package it is, of which layers, and its size.
+
+        Raises:
+            ExportError: what the decoder computes depends on more than the shape of its inputs.
+            BrokenExportError: the saved program is not the decoder's (our bug).
+        """
+        package = folder / self.name
+        noted = json.dumps(self.manifest, sort_keys=True)
+        save_package(
+            self.decoder,
+            package,
+            functions=options.functions,
+            metadata={HUB_NAME_KEY: hub_name, METADATA_KEY: noted},
+            compress=self.prepared.compress if self.prepared else None,
+            watch=watch,
+        )
+        watch("checking")
+        for function in read_graph(package).functions.values():
+            check_graph(
+                function,
+                self.shape,
+                repeated=options.attention == REPEAT_KV,
+                states=options.kv_cache == STATE,
+            )
+        size = weights_size(package)
+        if self.max_bytes is not None:
+            check_chunk(size, self.max_bytes)
+        return {
+            "package": self.name,
+            "weight_bytes": size,
+            **self.manifest["result"].get("chunk", {}),
+        }
+
+
+def chunk_parts(
+    decoder: Any,
+    shape: DecoderShape,
+    manifest: Mapping[str, Any],
+    options: ExportOptions,
+    prepared: Prepared | None,
+) -> list[Part]:
+    """The fewest packages that a decoder's layers fit into.
+
+    Args:
+        decoder: the whole one.
+        shape: its numbers.
+        manifest: of the export.
+        options: those of the export, with a chunk size.
+        prepared: how the weights are quantised, None for fp16.
+
+    Raises:
+        ExportError: as for `cut_decoder`.
+    """
+    chunks = cut_decoder(decoder, shape, options, prepared)
+    parts = []
+    for number, chunk in enumerate(chunks, start=1):
+        own = prepared and prepared_for(prepared, chunk.layers, shape.num_layers)
+        result = {
+            "decoder": asdict(chunk.shape),
+            "quantization": own.record() if own else None,
+            "chunk": {
+                "number": number,
+                "of": len(chunks),
+                "first_layer": chunk.layers.start,
+                "num_layers": len(chunk.layers),
+            },
+        }
+        noted = {**manifest, "result": result}
+        parts.append(Part(chunk_name(number), chunk, chunk.shape, noted, own, chunk.max_bytes))
+    return parts

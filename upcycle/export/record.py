@@ -1,0 +1,64 @@
+"""What an export notes in its product: of which checkpoint and how it was made."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from upcycle.checkpoint.manifest import hash_file, write_manifest
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.errors import ExportError
+from upcycle.export.decoder import DecoderShape
+from upcycle.export.options import ExportOptions
+
+STAGE = "export"
+HUB_NAME_KEY = "co.huggingface.exporters.name"  # where swift-transformers finds the tokenizer
+
+
+def hub_name(checkpoint: str | Path, opened: Checkpoint) -> str:
+    """What to note under `HUB_NAME_KEY`: a Hub id, or the name of a folder."""
+    # A Hub id's folder is a cache snapshot, whose name is a commit.
+    return opened.folder.resolve().name if Path(checkpoint).is_dir() else str(checkpoint)
+
+
+def write_export_manifest(
+    folder: Path,
+    checkpoint: Checkpoint,
+    shape: DecoderShape,
+    options: ExportOptions,
+    *,
+    libraries: Iterable[str],
+    target: Mapping[str, Any] | None = None,
+    quantization: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the manifest of an export and return it, see `write_manifest`.
+
+    Args:
+        folder: where `upcycle.json` goes.
+        checkpoint: what was exported.
+        shape: the decoder's numbers.
+        options: what was asked for.
+        libraries: packages whose versions matter for the bytes.
+        target: options that this target alone has.
+        quantization: how the weights are stored, None for as they are computed with.
+    """
+    names = ["config.json", *sorted({tensor.shard for tensor in checkpoint.tensors.values()})]
+    # A preset, or a file's name without its folder.
+    scheme = None if options.quantize is None else Path(options.quantize).name
+    return write_manifest(
+        folder,
+        stage=STAGE,
+        source={name: hash_file(checkpoint.folder / name) for name in names},
+        options={**asdict(options), "quantize": scheme, **(target or {})},
+        libraries=libraries,
+        result={"decoder": asdict(shape), "quantization": quantization},
+    )
+
+
+def not_ours(product: Path, where: str) -> ExportError:
+    """Of a program whose inputs are not known."""
+    return ExportError(
+        f"{product} was not made by `upcycle export`, so its inputs are not known",
+        where=where,
+        fix="export the checkpoint with `upcycle export`",
+    )

@@ -1,0 +1,67 @@
+"""What pydantic finds wrong with a document, in our words."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from upcycle.recipe.strict_yaml import Location, Problem
+
+
+def problems_of(
+    error: ValidationError, root: type[BaseModel], place: Callable[[Location], str]
+) -> list[Problem]:
+    """Our words for each error; one that only repeats an error further down is left out.
+
+    Args:
+        error: of validating a document.
+        root: what the document should have been.
+        place: file, line and key of a location.
+    """
+    found = error.errors()
+    deeper = {details["loc"][:length] for details in found for length in range(len(details["loc"]))}
+    return [_problem(details, root, place) for details in found if details["loc"] not in deeper]
+
+
+def _problem(details: Any, root: type[BaseModel], place: Callable[[Location], str]) -> Problem:
+    """One pydantic error in our words."""
+    location: Location = details["loc"]
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        return Problem(place(location), f"unknown key{_suggestion(root, location)}")
+    if kind == "missing":
+        return Problem(place(location), "this key is required")
+    message = details["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    if kind == "value_error":
+        return Problem(place(location), message)
+    return Problem(place(location), f"{message}, not {details['input']!r}")
+
+
+def _suggestion(root: type[BaseModel], location: Location) -> str:
+    model = _model_at(root, location[:-1])
+    if model is None:
+        return ""
+    names = sorted(model.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(names)}"
+
+
+def _model_at(root: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """The section that a location names, through optional and repeated ones."""
+    kind: Any = root
+    for part in location:
+        if isinstance(part, str):
+            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+                return None
+            field = kind.model_fields.get(part)
+            if field is None:
+                return None
+            kind = field.annotation
+        sections = [
+            argument
+            for argument in get_args(kind)
+            if isinstance(argument, type) and issubclass(argument, BaseModel)
+        ]
+        kind = sections[0] if sections else kind
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
