@@ -4,6 +4,9 @@ The converter drops work without an error in several known cases, such as a cach
 tensor index, which takes the K and V projections along.
 """
 
+from torch import Tensor
+
+from upcycle.errors import ExportError
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.graph import Function
 
@@ -87,4 +90,31 @@ def check_sharing(alone: int, together: int) -> None:
     if together > _SHARED * alone:
         raise BrokenExportError(
             f"the functions do not share their weights: {together:,} B, one alone has {alone:,} B"
+        )
+
+
+def check_agreement(
+    found: Tensor, expected: Tensor, *, tolerance: float, what: str, where: str, fix: str
+) -> None:
+    """Refuse a model that gives other logits in the form in which it is to be exported.
+
+    Args:
+        found: its logits in that form.
+        expected: its own.
+        tolerance: the largest difference that passes, as a part of the logits' range.
+        what: the form, for the message.
+        where: the model's class.
+        fix: what would be valid.
+
+    Raises:
+        ExportError: they differ.
+    """
+    difference = (found - expected).abs().max().item()
+    limit = tolerance * (expected.max() - expected.min()).item()
+    if not difference <= limit:
+        raise ExportError(
+            f"the logits of {what} differ from the model's own by {difference:.2g}, more than "
+            f"{limit:.2g}",
+            where=where,
+            fix=fix,
         )

@@ -10,6 +10,7 @@ from upcycle.checkpoint.loading import load_model, quiet
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.attention import register_qfold
+from upcycle.export.checks import check_agreement
 from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.norms import guard_norms
@@ -104,15 +105,14 @@ def _check_agreement(decoder: Any, expected: Tensor) -> None:
     _, *others = decoder.example_inputs(_COMPARED)
     with torch.no_grad():
         found = decoder(_compared_tokens(decoder.model).int(), *others)
-    difference = ((found if isinstance(found, Tensor) else found[0]) - expected).abs().max().item()
-    limit = _TOLERANCE * (expected.max() - expected.min()).item()
-    if not difference <= limit:
-        raise ExportError(
-            f"the logits of the model in the form of the export differ from its own by "
-            f"{difference:.2g}, more than {limit:.2g}",
-            where=type(decoder.model).__name__,
-            fix=_SUCH_AS,
-        )
+    check_agreement(
+        found if isinstance(found, Tensor) else found[0],
+        expected,
+        tolerance=_TOLERANCE,
+        what="the model in the form of the export",
+        where=type(decoder.model).__name__,
+        fix=_SUCH_AS,
+    )
 
 
 def _check_model_type(checkpoint: Checkpoint) -> None:

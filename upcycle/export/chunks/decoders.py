@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upcycle.errors import ExportError
+from upcycle.export.checks import check_agreement
 from upcycle.export.chunks.anatomy import Anatomy
 from upcycle.export.chunks.sizes import share_layers, stored_sizes
 from upcycle.export.decoder import DecoderShape
@@ -204,12 +204,11 @@ def _check_chain(whole: Any, chunks: Sequence[ChunkDecoder]) -> None:
         for chunk in chunks:
             _, *others = chunk.example_inputs(_COMPARED)
             passed = _first(chunk(passed, *others))
-    difference = (passed - expected).abs().max().item()
-    limit = _TOLERANCE * (expected.max() - expected.min()).item()
-    if not difference <= limit:
-        raise ExportError(
-            f"the chunks' logits differ from the model's by {difference:.2g}, more than "
-            f"{limit:.2g}: its layers know more of each other than the hidden states",
-            where=type(whole.model).__name__,
-            fix="leave --chunk-size away",
-        )
+    check_agreement(
+        passed,
+        expected,
+        tolerance=_TOLERANCE,
+        what="the chunks, whose layers know more of each other than the hidden states,",
+        where=type(whole.model).__name__,
+        fix="leave --chunk-size away",
+    )
