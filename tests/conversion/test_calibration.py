@@ -116,6 +116,26 @@ def test_the_same_text_gives_the_same_bits(tmp_path: Path) -> None:
         assert_identical(second[index], first[index])
 
 
+@pytest.mark.parametrize("model_type", KINDS)
+def test_a_resident_layers_weights_are_the_files(tmp_path: Path, model_type: str) -> None:
+    stream = stream_of(tiny_checkpoint(tmp_path, model_type))
+    for layer in stream.layers():
+        if layer.attention is not None:
+            stored, resident = stream.attention_weights(layer.index), stream.resident_weights(layer)
+            for part in ("q", "k", "v", "o"):
+                assert torch.equal(getattr(resident, part), getattr(stored, part).double())
+
+
+def test_moments_need_no_second_copy_of_a_layer(tmp_path: Path) -> None:
+    stream = stream_of(tiny_checkpoint(tmp_path, dtype=torch.bfloat16))
+    with stream.layer(0) as layer:
+        weights = stream.resident_weights(layer)
+        own = {parameter.data_ptr() for parameter in layer.parameters.values()}
+        assert len(own) == 4
+        assert {weights.q.data_ptr(), weights.k.data_ptr(), weights.v.data_ptr()} <= own
+    assert not layer.parameters, "weights that outlive the context"
+
+
 def test_calibration_goes_on_after_the_last_layer_that_was_kept(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, num_hidden_layers=3)
     expected = moments_of(folder)

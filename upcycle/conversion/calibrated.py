@@ -8,16 +8,14 @@ make up, on the activations that it will really get, for what the layers before 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from upcycle.attention import AttentionWeights
 from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration import counting
+from upcycle.conversion.calibration import advance_counting
 from upcycle.conversion.layer_stream import LayerStream, ResidentLayer
 from upcycle.conversion.observed_attention import AttentionCall, observed
 from upcycle.conversion.refine import Lesson, Refinement, Run, refine
@@ -25,7 +23,7 @@ from upcycle.errors import CheckpointError, FamilyError
 from upcycle.families import Role, family_in
 from upcycle.heads.grouping import search_groups
 from upcycle.heads.methods import MergeRequest, MergeSteps, get_method
-from upcycle.heads.moments import LayerMoments, MomentCollector
+from upcycle.heads.moments import LayerMoments
 from upcycle.heads.permute import permute_kv_heads
 from upcycle.heads.residuals import LayerResiduals, Residual
 from upcycle.planning import Plan
@@ -140,41 +138,42 @@ class CalibratedConversion:
             merged = self._merge(index, gap)
             if gap is not None:
                 merged = self._advance_converted(index, merged, gap, watch)
+            del gap  # here and below: before the next layer's weights come
             self._next = index + 1
             self._tell(watch, self._next)
             if merged is not None:
                 yield merged
+            del merged
 
     def _tell(self, watch: Watcher, done: float, note: str = "") -> None:
         watch(Progress("calibrate", done, self._source.num_layers, "layers", note))
 
     def _merge(self, index: int, gap: Tensor | None) -> MergedLayer | None:
         """Run the source's layer, add its attention's output to the gap, and merge it."""
-        with self._source.layer(index) as layer:
-            if layer.attention is None:
-                layer.advance(self._hidden["source"])
-                return None
-            weights = self._read(index)  # refuses what is not finite
-            collector = MomentCollector(self._source.attention_weights(index))
-            count = counting(collector)
-            left = iter(() if gap is None else torch.split(gap, layer.chunk_rows))
+        if index in self._plan.source_shape.attention_layers:
+            self._refuse_nonfinite(index)
+        done = 0
 
-            def observer(call: AttentionCall) -> None:
-                count(call)
-                for rows in islice(left, 1):
-                    rows.add_(call.output.to(rows.device))
+        def add_output(call: AttentionCall) -> None:
+            nonlocal done
+            if gap is not None:
+                rows = gap[done : done + len(call.output)]
+                rows.add_(call.output.to(rows.device))
+                done += len(rows)
 
-            layer.advance(self._hidden["source"], observer)
-        return self._merge_weights(index, weights, collector.moments())
+        moments = advance_counting(self._source, index, self._hidden["source"], add_output)
+        return None if moments is None else self._merge_by(index, moments)
 
-    def _merge_weights(
-        self, index: int, weights: AttentionWeights, moments: LayerMoments
-    ) -> MergedLayer:
+    def _merge_by(self, index: int, moments: LayerMoments) -> MergedLayer:
         todo, groups = self._plan, self._plan.num_key_value_heads
+        weights = self._source.attention_weights(index)
         residuals = LayerResiduals(weights, moments)
         order = list(range(weights.num_key_value_heads))
         if self._search:
             order = search_groups(residuals.cost, len(order), groups, seed=todo.seed)
+        residual = residuals.of_groups(groups, order)
+        del residuals  # has moments of its own
+        if self._search:
             weights, moments = permute_kv_heads(weights, order), moments.select(order)
         request = MergeRequest(
             num_key_value_heads=groups,
@@ -191,7 +190,7 @@ class CalibratedConversion:
             keys=steps.keys,
             values=steps.values,
             order=tuple(order),
-            residual=residuals.of_groups(groups, order),
+            residual=residual,
         )
         tensors = self._family.write(self._method.merge(weights, request))
         return MergedLayer(index, tensors, report)
@@ -242,7 +241,8 @@ class CalibratedConversion:
             self._tell(watch, layer.index + step / self._steps, f"error {error:.2%}")
 
         # The next norm divides by the size of a token's hidden state: so does its error.
-        weights = 1 / source.square().mean(-1).clamp_min(_SMALLEST)
+        energies = [row.square().mean(-1) for row in source]
+        weights = 1 / torch.stack(energies).clamp_min(_SMALLEST)
         return refine(
             run,
             layer.parameters,
@@ -254,7 +254,7 @@ class CalibratedConversion:
             tell=tell,
         )
 
-    def _read(self, index: int) -> AttentionWeights:
+    def _refuse_nonfinite(self, index: int) -> None:
         names = self._family.tensor_names(index, self._plan.source_shape)
         for name in names.values():
             if count := count_nonfinite(self._checkpoint, name):
@@ -263,8 +263,6 @@ class CalibratedConversion:
                     where=f"{self._checkpoint.folder}, {name}",
                     fix="fetch the weights again",
                 )
-        tensors = {role: self._checkpoint.read(name) for role, name in names.items()}
-        return self._family.read(tensors, self._plan.source_shape)
 
 
 @torch.no_grad()
@@ -272,13 +270,17 @@ def _attention_inputs(layer: ResidentLayer, hidden: Tensor) -> tuple[Tensor, Att
     """What a layer's attention gets for hidden states [B, T, D], and one of its calls."""
     assert layer.attention is not None
     calls: list[AttentionCall] = []
-    inputs = []
+    inputs = torch.empty_like(hidden)
     with observed(layer.attention, calls.append):
-        for rows in torch.split(hidden, layer.chunk_rows):
+        for rows, own in zip(
+            torch.split(hidden, layer.chunk_rows),
+            torch.split(inputs, layer.chunk_rows),
+            strict=True,
+        ):
             layer.forward(rows.to(layer.device))
-            inputs.append(calls[-1].inputs.to(hidden.device))
+            own.copy_(calls[-1].inputs)
             del calls[:-1]
-    return torch.cat(inputs), calls[0]
+    return inputs, calls[0]
 
 
 @torch.no_grad()

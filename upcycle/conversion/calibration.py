@@ -37,20 +37,51 @@ def calibrate(
         FamilyError: the class's attention has a feature that is not expressed here.
     """
     for index in range(start, stream.num_layers):
-        collector = None
-        with stream.layer(index) as layer:
-            if layer.attention is None:
-                layer.advance(hidden)
-            else:
-                weights = stream.attention_weights(index)
-                collector = MomentCollector(weights, attended_heads=attended_heads)
-                layer.advance(hidden, counting(collector))
+        moments = advance_counting(stream, index, hidden, attended_heads=attended_heads)
         watch(Progress("calibrate", index + 1, stream.num_layers, "layers"))
-        if collector is not None:
-            yield index, collector.moments()
+        if moments is not None:
+            yield index, moments
 
 
-def counting(collector: MomentCollector) -> Observer:
+def advance_counting(
+    stream: LayerStream,
+    index: int,
+    hidden: Tensor,
+    observer: Observer | None = None,
+    *,
+    attended_heads: int = 0,
+) -> LayerMoments | None:
+    """Replace hidden states by a layer's output; its attention's moments, None without attention.
+
+    Args:
+        stream: the source's layers.
+        index: which layer.
+        hidden: [B, T, D] what it gets; overwritten.
+        observer: told every call of its attention too.
+        attended_heads: see `calibrate`.
+
+    Raises:
+        CheckpointError: tensors of the class are missing or have another shape.
+        FamilyError: the class's attention has a feature that is not expressed here.
+    """
+    with stream.layer(index) as layer:
+        if layer.attention is None:
+            layer.advance(hidden)
+            return None
+        weights = stream.resident_weights(layer)
+        collector = MomentCollector(weights, attended_heads=attended_heads)
+        count = _counting(collector)
+
+        def observe(call: AttentionCall) -> None:
+            count(call)
+            if observer is not None:
+                observer(call)
+
+        layer.advance(hidden, observe)
+    return collector.moments()
+
+
+def _counting(collector: MomentCollector) -> Observer:
     """An observer that hands the calls of an attention to a collector.
 
     Attended values are left out where a class does not show its probabilities (Falcon).

@@ -131,4 +131,5 @@ class Calibration:
         for merged in work.layers(watch):
             store.save(merged.layer, merged.tensors, asdict(merged.report))
             store.save_state(*work.state())
+            del merged  # before the next layer is loaded
         return [store.report(layer) for layer in todo.source_shape.attention_layers]

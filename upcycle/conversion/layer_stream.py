@@ -210,31 +210,45 @@ class LayerStream:
             if memory.startswith(prefix)
             for file in names
         ]
+        parameters: dict[Role, nn.Parameter] = {}
+        give_back_memory()  # of whatever was done since the layer before
         try:
             self._model.load(part, {*files, *(replaced or {})}, replaced)
             arguments, keywords = self._calls[index]
             path = self._attention.get(index)
+            if path is not None:
+                parameters.update(self._attention_parameters(index))
             yield ResidentLayer(
                 index=index,
                 module=self._layers[index],
                 attention=None if path is None else self._model.model.get_submodule(path),
-                parameters={} if path is None else self._attention_parameters(index),
+                parameters=parameters,
                 device=self._device,
                 arguments=arguments,
                 keywords=keywords,
                 chunk_rows=self._chunk_rows,
             )
         finally:
+            parameters.clear()  # whoever keeps the layer keeps no weights
             self._model.drop(part)
             give_back_memory()
 
     def attention_weights(self, index: int) -> AttentionWeights:
-        """A layer's attention in canonical form, in the stream's dtype and on its device."""
+        """A layer's attention in canonical form, as it is stored."""
         names = self._family.tensor_names(index, self._shape)
-        tensors = {
-            role: self._checkpoint.read(name).to(self._device, self._dtype)
-            for role, name in names.items()
-        }
+        tensors = {role: self._checkpoint.read(name) for role, name in names.items()}
+        return self._family.read(tensors, self._shape)
+
+    def resident_weights(self, layer: ResidentLayer) -> AttentionWeights:
+        """A layer's attention in canonical form, in the stream's dtype and on its device.
+
+        It shares the memory of the layer, but for tensors that transformers keeps in another form.
+        """
+        tensors: dict[Role, Tensor] = {}
+        for role, name in self._family.tensor_names(layer.index, self._shape).items():
+            stored = self._checkpoint.read(name).to(self._device, self._dtype)
+            resident = layer.parameters[role].detach()
+            tensors[role] = resident if torch.equal(resident, stored) else stored
         return self._family.read(tensors, self._shape)
 
     def _attention_parameters(self, index: int) -> dict[Role, nn.Parameter]:

@@ -18,6 +18,7 @@ from upcycle.heads.planes import split_planes
 from upcycle.heads.reference import normalise, project
 
 RIDGE = 1e-6
+_ROWS_AT_ONCE = 256  # of a sum; widening all of a batch would take twice its memory
 
 
 @dataclass(frozen=True)
@@ -106,29 +107,44 @@ class MomentCollector:
 
     def add(self, x: Tensor) -> None:
         """Count the attention inputs x [N, D], as they come out of the layer's norm."""
-        weights, norm, rope = self._weights, self._weights.qk_norm, self._weights.rope
-        q = project(weights.q, weights.q_bias, x)  # [H, N, d]
+        # One after the other: what each of them needs is gone before the next.
+        self._add_keys(x)
+        self._add_queries(x)
+        self._add_values(x)
+        self._add("input_energy", x.square().mean(-1).sum().view(1))
+        self._tokens += x.shape[0]
+
+    def _add_keys(self, x: Tensor) -> None:
+        weights = self._weights
         k = project(weights.k, weights.k_bias, x)  # [K, N, d]
-        self._add("key_factor", _norm_factor(k, norm).sum(-1))
-        if norm is not None and norm.after_rope:
-            q, k = normalise(q, norm, None, None), normalise(k, norm, None, None)
-        elif norm is not None:
-            q = normalise(q, norm, weights.q_norm, weights.q_norm_bias)
-            k = normalise(k, norm, weights.k_norm, weights.k_norm_bias)
-        q, k = _clip(weights, q), _clip(weights, k)
-        v = self._values(x).flatten(0, 1)  # [K e, N]
-        key_planes, passing_keys = split_planes(k.mT, rope)  # [K, P, N], [K, p, N]
-        query_planes, passing_queries = split_planes(q.mT, rope)
-        by_plane = key_planes.transpose(0, 1)
-        flat = passing_keys.flatten(0, 1)
+        self._add("key_factor", _norm_factor(k, weights.qk_norm).sum(-1))
+        k = self._before_rope(k, weights.k_norm, weights.k_norm_bias)
+        planes, passing = split_planes(k.mT, weights.rope)  # [K, P, N], [K, p, N]
+        by_plane, flat = planes.transpose(0, 1), passing.flatten(0, 1)
         self._add("keys", by_plane @ by_plane.mH)
         self._add("passing_keys", flat @ flat.mT)
-        self._add("queries", query_planes.abs().square().sum(-1))
-        self._add("passing_queries", passing_queries @ passing_queries.mT)
+
+    def _add_queries(self, x: Tensor) -> None:
+        weights = self._weights
+        q = project(weights.q, weights.q_bias, x)  # [H, N, d]
+        q = self._before_rope(q, weights.q_norm, weights.q_norm_bias)
+        planes, passing = split_planes(q.mT, weights.rope)
+        self._add("queries", planes.abs().square().sum(-1))
+        self._add("passing_queries", passing @ passing.mT)
+
+    def _add_values(self, x: Tensor) -> None:
+        v = self._values(x).flatten(0, 1)  # [K e, N]
         self._add("values", v @ v.mT)
         self._add("value_mean", v.sum(-1))
-        self._add("input_energy", x.square().mean(-1).sum())
-        self._tokens += x.shape[0]
+
+    def _before_rope(self, heads: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Queries or keys [heads, N, d], see `LayerMoments`."""
+        norm = self._weights.qk_norm
+        if norm is not None and norm.after_rope:
+            heads = normalise(heads, norm, None, None)
+        elif norm is not None:
+            heads = normalise(heads, norm, weight, bias)
+        return _clip(self._weights, heads)
 
     def add_attended(self, x: Tensor, probabilities: Tensor) -> None:
         """Count one sequence x [T, D] under attention probabilities [H, T, T] (query, key)."""
@@ -163,8 +179,13 @@ class MomentCollector:
 
     def _add(self, name: str, batch: Tensor) -> None:
         wide = torch.complex128 if batch.is_complex() else torch.float64
-        batch = batch.detach().cpu().to(wide)
-        self._sums[name] = self._sums[name] + batch if name in self._sums else batch
+        batch = batch.detach().cpu()
+        if name not in self._sums:
+            self._sums[name] = batch.to(wide)
+            return
+        totals = torch.split(self._sums[name], _ROWS_AT_ONCE)
+        for total, part in zip(totals, torch.split(batch, _ROWS_AT_ONCE), strict=True):
+            total += part
 
 
 def white_moments(weights: AttentionWeights) -> LayerMoments:
@@ -193,9 +214,8 @@ def regularised(
     """
     noise = ridge * moments.input_energy
     kv_heads = weights.num_key_value_heads
-    values = weights.v.double().flatten(0, 1)
-    value_noise = noise * (values @ values.mT)
-    changed: dict[str, Any] = {"values": moments.values + value_noise}
+    value_noise = _value_noise(weights, noise)
+    changed: dict[str, Any] = {}
     if moments.attended is not None:
         block = moments.attended.shape[-1] // weights.v.shape[1]
         group = weights.num_attention_heads // kv_heads
@@ -204,12 +224,19 @@ def regularised(
             for start in (head // group // block * block for head in range(len(weights.q)))
         ]
         changed["attended"] = moments.attended + torch.stack(noises)
+    changed["values"] = value_noise.add_(moments.values)
     if weights.qk_norm is None:
         planes, passing = split_planes(weights.k.double(), weights.rope)
         by_plane, flat = planes.transpose(0, 1), passing.flatten(0, 1)
         changed["keys"] = moments.keys + noise * (by_plane @ by_plane.mH)
         changed["passing_keys"] = moments.passing_keys + noise * (flat @ flat.mT)
     return replace(moments, **changed)
+
+
+def _value_noise(weights: AttentionWeights, noise: float) -> Tensor:
+    """[K e, K e] what noise of this energy in every input channel adds to the values' moments."""
+    values = weights.v.double().flatten(0, 1)
+    return (values @ values.mT).mul_(noise)
 
 
 def _clip(weights: AttentionWeights, heads: Tensor) -> Tensor:
