@@ -144,10 +144,8 @@ def compared(
     full, own = reference.full, reference.own
     text = end = None
     if not exact:
-        text, end = (
-            shaky_positions(*pair, LIMITS[exact])
-            for pair in ((own.text, reference.half.text), (own.end, reference.half.end))
-        )
+        text = shaky_positions(own.text, (each.text for each in reference.shaken), LIMITS[exact])
+        end = shaky_positions(own.end, (each.end for each in reference.shaken), LIMITS[exact])
     prefilled = outputs.prefilled
     shaky = None if text is None else text[:prefilled]
     caches = outputs.caches
@@ -163,7 +161,7 @@ def compared(
         else compare_logits(outputs.decoded, outputs.text[:prefilled], shaky),
         caches=None if caches is None else max(caches.tolist(), default=math.inf),
         full=compare_logits(
-            full.text, outputs.text, shaky_positions(full.text, own.text, LIMITS[exact])
+            full.text, outputs.text, shaky_positions(full.text, [own.text], LIMITS[exact])
         ),
         against=compare_logits(other.text, outputs.text, text) if other else None,
         largest=probe.top(_SHOWN) if probe else [],

@@ -1,6 +1,7 @@
 """How far two models' logits on the same tokens are apart."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -76,23 +77,27 @@ def compare_logits(reference: Tensor, other: Tensor, excused: Tensor | None = No
     )
 
 
-def shaky_positions(reference: Tensor, rounded: Tensor, limit: float) -> Tensor:
+def shaky_positions(reference: Tensor, shaken: Iterable[Tensor], limit: float) -> Tensor:
     """Where rounding alone moves a model's logits too far to say anything about a program of it.
 
-    Some models, those with badly merged heads above all, have single positions at which the last
-    bit of a weight decides between far values. A position is excused where torch itself, in the
-    precision that the program has, is off by more than half the limit; not where it overflows.
+    Some models have single positions at which the last bit decides between far values: those with
+    badly merged heads, and those whose router finds two experts equally good. A position is excused
+    where torch itself, rounded to a program's precision, is off by more than half the limit; not
+    where it overflows.
 
     Args:
         reference: logits [N, vocabulary] of the model.
-        rounded: of the same model in torch with the program's precision.
+        shaken: the same of the model in torch, rounded in one way or another.
         limit: the largest difference that passes, as a part of the logits' range.
 
     Returns:
         [N] of booleans.
     """
-    moved = (rounded - reference).abs().amax(-1) / (reference.max() - reference.min())
-    return moved.isfinite() & (moved > limit / 2)
+    shaky = torch.zeros(len(reference), dtype=torch.bool)
+    for rounded in shaken:
+        moved = (rounded - reference).abs().amax(-1) / (reference.max() - reference.min())
+        shaky |= moved.isfinite() & (moved > limit / 2)
+    return shaky
 
 
 class _Row(NamedTuple):

@@ -13,6 +13,9 @@ from upcycle.errors import ExportError
 from upcycle.export.parity.program import END
 
 _WRAPPER = "model"  # the module that is exported holds the model under this name
+_SHAKES = 3
+_LAST_BIT = 2.0**-10  # of a number from 1 on in fp16
+_DRAWN = 1 << 20  # random numbers for a weight; a larger one has them again and again
 _LEAST_COSINE = 0.5  # of a compressed weight and its original; 3 bits give 0.97, another layer's 0
 
 
@@ -37,38 +40,59 @@ class Reference:
         full: logits of the checkpoint.
         own: logits with numbers that the program can hold: angles and weights in fp16, or the
             program's weights where they are compressed.
-        half: logits with those numbers where torch computes in fp16 too.
+        shaken: the same where torch computes in fp16, and where every weight is a little off, by no
+            more than fp16's last bit; none where the program does not round.
         replaced: parameters that were taken from the program.
     """
 
     full: Logits
     own: Logits
-    half: Logits
+    shaken: tuple[Logits, ...]
     replaced: int
 
 
 def reference_of(
     model: nn.Module, tokens: Tensor, end: int, weights: Mapping[str, Tensor], *, half: bool = True
 ) -> Reference:
-    """The logits of a model of transformers in fp32, then with a program's numbers, then in fp16.
+    """The logits of a model of transformers in fp32, with a program's numbers, and rounded.
 
     Args:
         model: the checkpoint's; its numbers are replaced.
         tokens: [N].
         end: the position where the tokens at the end of the context begin.
         weights: the program's compressed weights, see `use_weights`.
-        half: whether the program holds its numbers in fp16; else all three are the checkpoint's.
+        half: whether the program holds its numbers in fp16, and not those of the checkpoint.
 
     Raises:
         ExportError: a compressed weight of the program is not one of the model's.
     """
     full = logits_of(model, tokens, end)
     if not half:
-        return Reference(full, full, full, 0)
+        return Reference(full, full, (), 0)
     _round_to_half(model)
     replaced = use_weights(model, weights)
     own = logits_of(model, tokens, end)
-    return Reference(full, own, logits_of(model.half(), tokens, end), replaced)
+    shaken = [logits_of(model.half(), tokens, end)]
+    model.float()
+    for seed in range(_SHAKES):
+        # In both directions: what is nearly a tie is decided the other way in one of them.
+        for size in (_LAST_BIT, -_LAST_BIT):
+            _scale(model, seed, size, power=1)
+            shaken.append(logits_of(model, tokens, end))
+            _scale(model, seed, size, power=-1)
+    return Reference(full, own, tuple(shaken), replaced)
+
+
+def _scale(model: nn.Module, seed: int, size: float, *, power: int) -> None:
+    """Multiply every weight in place by a power of 1 + size * (a number drawn from -1 to 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        rows = parameter.data if parameter.ndim else parameter.data[None]
+        count = min(len(rows), max(1, _DRAWN // rows[0].numel()))
+        noise = torch.rand(count, *rows.shape[1:], generator=generator).mul_(2).sub_(1)
+        factors = (1 + size * noise) ** power
+        for some in torch.split(rows, count):
+            some.mul_(factors[: len(some)])
 
 
 @torch.inference_mode()
