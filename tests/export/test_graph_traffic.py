@@ -213,7 +213,8 @@ def test_reading_a_graph_loads_neither_torch_nor_coremltools(
 ) -> None:
     code = f"""
 import sys
-from upcycle.export.traffic import alternatives, read_graph
+from upcycle.export.graph import read_graph
+from upcycle.export.traffic import alternatives
 assert alternatives(read_graph({str(exports["qfold"].package)!r}))
 assert not {{"torch", "coremltools", "transformers"}} & sys.modules.keys()
 """
