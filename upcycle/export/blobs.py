@@ -1,16 +1,33 @@
-"""Single constants of a weight file, read piece by piece."""
+"""The records of a package's weight file, read and copied piece by piece.
+
+A file begins with a header of 64 bytes, whose first four count the records. Headers and data of
+records begin at multiples of 64 (MILBlob's storage format 2, in coremltools' sources).
+"""
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import xxhash
 
 if TYPE_CHECKING:
     from upcycle.export.graph import Weight
 
 _SENTINEL = 0xDEADBEEF
-_RECORD = struct.Struct("<IIQQ")  # sentinel, type, bytes of data, where they begin
+_HEADER = struct.Struct("<IIQQQ32x")
+_COUNT = struct.Struct("<I")
+_ALIGNMENT = 64
 _PIECE = 1 << 20
 _NUMPY = {"float16": "<f2", "float32": "<f4"}
+
+
+class _Record(NamedTuple):
+    sentinel: int
+    kind: int  # of its elements
+    size: int  # bytes of data
+    begin: int  # of the data in the file
+    padding: int  # bits without meaning at the end
 
 
 def largest_magnitude(weight: "Weight", dtype: str) -> float:
@@ -18,21 +35,79 @@ def largest_magnitude(weight: "Weight", dtype: str) -> float:
     import numpy as np
 
     largest = 0.0
-    for piece in _pieces(weight):
-        values = np.abs(np.frombuffer(piece, _NUMPY[dtype])).max(initial=0)
-        largest = max(largest, float(values)) if values == values else float("nan")
-        if largest != largest:
-            break
+    with weight.file.open("rb") as file:
+        for piece in _pieces(file, _read_record(file, weight.offset)):
+            values = np.abs(np.frombuffer(piece, _NUMPY[dtype])).max(initial=0)
+            largest = max(largest, float(values)) if values == values else float("nan")
+            if largest != largest:
+                break
     return largest
 
 
-def _pieces(weight: "Weight") -> Iterator[bytes]:
-    with weight.file.open("rb") as file:
-        file.seek(weight.offset)
-        sentinel, _, size, begin = _RECORD.unpack(file.read(_RECORD.size))
-        assert sentinel == _SENTINEL
-        file.seek(begin)
-        while size > 0:
-            piece = file.read(min(size, _PIECE))
-            size -= len(piece)
-            yield piece
+class GrowingFile:
+    """A weight file that takes over records of others, each content once.
+
+    Args:
+        file: of a package; records are appended to it.
+        offsets: of its records.
+    """
+
+    def __init__(self, file: Path, offsets: set[int]) -> None:
+        self._path = file
+        with file.open("rb") as own:
+            self._offsets = {_identity(own, offset): offset for offset in sorted(offsets)}
+
+    def take(self, file: Path, offsets: set[int]) -> dict[int, int]:
+        """Add records of another file.
+
+        Returns:
+            Where each record lies here, by its offset there.
+        """
+        places = {}
+        with file.open("rb") as source, self._path.open("r+b") as own:
+            for offset in sorted(offsets):
+                identity = _identity(source, offset)
+                if identity not in self._offsets:
+                    self._offsets[identity] = _append(own, source, offset)
+                places[offset] = self._offsets[identity]
+        return places
+
+
+def _append(own: IO[bytes], source: IO[bytes], offset: int) -> int:
+    record = _read_record(source, offset)
+    own.seek(0)
+    (count,) = _COUNT.unpack(own.read(_COUNT.size))
+    own.seek(0)
+    own.write(_COUNT.pack(count + 1))
+    end = own.seek(0, 2)
+    place = end + -end % _ALIGNMENT
+    begin = place + _HEADER.size
+    own.write(bytes(place - end) + _HEADER.pack(*record._replace(begin=begin)))
+    for piece in _pieces(source, record):
+        own.write(piece)
+    return place
+
+
+def _identity(file: IO[bytes], offset: int) -> tuple[int, int, int, bytes]:
+    """What two records have in common if they are the same constant."""
+    record = _read_record(file, offset)
+    digest = xxhash.xxh3_128()
+    for piece in _pieces(file, record):
+        digest.update(piece)
+    return record.kind, record.size, record.padding, digest.digest()
+
+
+def _read_record(file: IO[bytes], offset: int) -> _Record:
+    file.seek(offset)
+    record = _Record(*_HEADER.unpack(file.read(_HEADER.size)))
+    assert record.sentinel == _SENTINEL
+    return record
+
+
+def _pieces(file: IO[bytes], record: _Record) -> Iterator[bytes]:
+    file.seek(record.begin)
+    left = record.size
+    while left > 0:
+        piece = file.read(min(left, _PIECE))
+        left -= len(piece)
+        yield piece

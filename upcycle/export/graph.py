@@ -11,7 +11,7 @@ from typing import Any
 from upcycle.errors import ExportError
 from upcycle.export.kv_flow import KvFlow
 from upcycle.export.proto_values import DATA_TYPES, declared_shape, dtype_name, literal_values
-from upcycle.export.specification import read_specification
+from upcycle.export.specification import all_operations, read_specification
 
 Literal = tuple[float, ...] | tuple[str, ...]
 METADATA_KEY = "upcycle"  # of the manifest of `upcycle export` in a package's metadata
@@ -215,7 +215,7 @@ def _read_function(function: Any, description: Any, package: Path) -> Function:
             reader.types[value.name] = _tensor_type(value.type)
     names = tuple(reader.types)
     block = function.block_specializations[function.opset]
-    operations = tuple(reader.read(op) for op in _flatten(block.operations))
+    operations = tuple(reader.read(op) for op in all_operations(block.operations))
     if not operations:
         raise ExportError(
             "the program has a function without operations",
@@ -280,13 +280,6 @@ class _Reader:
             self.weights[name] = Weight(self.types[name].nbytes, file, blob.offset)
         else:
             self.literals[name] = literal_values(value)
-
-
-def _flatten(operations: Iterable[Any]) -> Iterator[Any]:
-    for op in operations:
-        yield op
-        for block in op.blocks:
-            yield from _flatten(block.operations)
 
 
 def _tensor_type(value_type: Any) -> TensorType:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
+from upcycle.export.multifunction import join_functions, weight_file
 from upcycle.export.precision import lean_overflow_probe
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
 from upcycle.export.signature import (
@@ -47,7 +48,7 @@ def save_package(
         functions: how many queries each function takes per call, by name; "main" is the default
             one. All share their weights.
         metadata: what to note in the package.
-        compress: applied to each function, before they are merged: coremltools compresses no
+        compress: applied to each function, before they are joined: coremltools compresses no
             package of several functions. It must give equal weights equal bytes.
         watch: told of each step.
 
@@ -66,9 +67,10 @@ def save_package(
                 (compress(model) if compress else model).save(str(parts[name]))
             del model
         if len(parts) > 1:
-            watch("merging")
-            _merge(parts, package)
-            check_sharing(weights_size(parts[DECODE]), weights_size(package))
+            watch("joining")
+            alone = weights_size(parts[DECODE])
+            join_functions(parts, package)
+            check_sharing(alone, weights_size(package))
     write_metadata(package, metadata)
     _fix_identifiers(package / "Manifest.json")
 
@@ -170,18 +172,7 @@ def _outputs(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def weights_size(package: Path) -> int:
     """Bytes of a package's weight file."""
-    return (package / "Data" / "com.apple.CoreML" / "weights" / "weight.bin").stat().st_size
-
-
-def _merge(parts: Mapping[str, Path], package: Path) -> None:
-    with quiet_coremltools():
-        from coremltools.models.utils import MultiFunctionDescriptor, save_multifunction
-
-        description = MultiFunctionDescriptor()
-        for name, part in parts.items():
-            description.add_function(str(part), src_function_name="main", target_function_name=name)
-        description.default_function_name = DECODE
-        save_multifunction(description, str(package))
+    return weight_file(package).stat().st_size
 
 
 def _fix_identifiers(manifest: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,20 @@ def write_metadata(package: Path, metadata: Mapping[str, str]) -> None:
     noted = model.description.metadata.userDefined
     noted.clear()
     noted.update(metadata)
+    write_specification(package, model)
+
+
+def write_specification(package: Path, model: Any) -> None:
+    """Replace the `Model` message of a package; equal messages give the same bytes."""
     _specification_path(package).write_bytes(model.SerializeToString(deterministic=True))
+
+
+def all_operations(operations: Iterable[Any]) -> Iterator[Any]:
+    """Operations of a program and of the blocks inside them, in order."""
+    for op in operations:
+        yield op
+        for block in op.blocks:
+            yield from all_operations(block.operations)
 
 
 _REMAKE = "name an .mlpackage made by `upcycle export` or coremltools, or make it again"
