@@ -175,6 +175,7 @@ def test_a_kill_after_the_export_leaves_no_stale_section(
         ("report/report.json", b"{", ["report"]),
         ("evaluation/comparison.json", None, ["evaluate"]),
         ("converted/upcycle.json", None, ["convert"]),
+        ("converted/upcycle.json", b"{", ["convert"]),
         ("converted/model.safetensors", None, ["convert"]),
         ("converted/model.safetensors", b"short", ["convert"]),
     ],

@@ -2,16 +2,23 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from upcycle.checkpoint.staging import staged, staged_entry
+from upcycle.checkpoint import staging
+from upcycle.checkpoint.manifest import write_manifest
+from upcycle.checkpoint.staging import check_output, check_room, staged, staged_entry, write_file
 from upcycle.errors import OutputError
 
 
 def hidden_entries(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def sign(folder: Path) -> None:
+    write_manifest(folder, stage="convert", source={}, options={}, libraries=())
 
 
 def test_nothing_bears_the_name_until_the_block_ends(tmp_path: Path) -> None:
@@ -58,7 +65,7 @@ def test_overwrite_replaces_the_whole_folder(tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()
     (output / "old").write_text("old")
-    (output / "upcycle.json").write_text("{}")
+    sign(output)
     with staged(output, overwrite=True) as folder:
         (folder / "new").write_text("new")
         assert (output / "old").exists(), "the old folder stays whole until the new one is"
@@ -120,13 +127,38 @@ def test_overwrite_never_touches_an_input(tmp_path: Path, output: str) -> None:
     source = tmp_path / "outer" / "source"
     source.mkdir(parents=True)
     (source / "weights").write_text("weights")
-    (tmp_path / "outer" / "upcycle.json").write_text("{}")
+    sign(tmp_path / "outer")
     with (
         pytest.raises(OutputError, match="the input"),
         staged(tmp_path / output, inputs=[source], overwrite=True),
     ):
         pass
     assert (source / "weights").read_text() == "weights"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_overwrite_would_refuse_is_not_advised(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    (tmp_path / "precious.txt").write_text("precious")
+    with pytest.raises(OutputError, match="not made by upcycle") as caught:
+        check_output(tmp_path, overwrite=overwrite)
+    assert "--overwrite" not in caught.value.fix
+    sign(tmp_path)
+    with pytest.raises(OutputError, match="exists") as caught:
+        check_output(tmp_path)
+    assert "--overwrite" in caught.value.fix
+
+
+@pytest.mark.parametrize("package", ["m.mlpackage", "m.aimodel"])
+@pytest.mark.parametrize("inside", ["inner.mlpackage", "Data/deep/out"])
+def test_an_output_inside_a_package_is_refused(tmp_path: Path, package: str, inside: str) -> None:
+    check_output(tmp_path / package / inside)
+    (tmp_path / package).mkdir()
+    with pytest.raises(OutputError, match=f"lies inside the package {package}"):
+        check_output(tmp_path / package / inside, overwrite=True)
+    (tmp_path / "link").symlink_to(package)
+    with pytest.raises(OutputError, match="lies inside the package"):
+        check_output(tmp_path / "link" / inside)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
@@ -205,11 +237,11 @@ def test_every_file_and_folder_is_synced_before_the_rename(
     with staged(tmp_path / "out") as folder:
         (folder / "sub").mkdir()
         (folder / "sub" / "a").write_text("a")
-    staging = tmp_path / ".out.partial"
+    partial = tmp_path / ".out.partial"
     assert set(synced) == {
-        str(staging),
-        str(staging / "sub"),
-        str(staging / "sub" / "a"),
+        str(partial),
+        str(partial / "sub"),
+        str(partial / "sub" / "a"),
         str(tmp_path),
     }
 
@@ -225,3 +257,83 @@ def test_a_package_made_by_others_follows_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     assert (tmp_path / "a.mlpackage").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "a.mlpackage" / "weights").stat().st_mode & 0o777 == 0o644
+
+
+def copy_onto_a_full_disk(folder: Path) -> None:
+    def copy_function(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target)
+
+    source = folder / "source"
+    source.mkdir()
+    (source / "weights").write_text("w")
+    with staged(folder / "out") as partial:
+        shutil.copytree(source, partial / "copy", copy_function=copy_function)
+
+
+def test_a_full_disk_is_known_from_a_copied_tree(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*out: No space left on device") as caught:
+        copy_onto_a_full_disk(tmp_path)
+    assert isinstance(caught.value.__cause__, shutil.Error)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_error_that_names_no_refusal_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(shutil.Error, match="exists"), staged(tmp_path / "out"):
+        raise shutil.Error("the target exists")
+
+
+def test_room_is_compared_with_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", {tmp_path: usage}.__getitem__)
+    check_room(tmp_path, 100)
+    with pytest.raises(OSError, match="less than 101 bytes") as caught:
+        check_room(tmp_path, 101)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_file_is_written_into_missing_folders_and_over_an_older_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "page.html"
+    for text in ("first, and longer", "zweite Fassung: é"):
+        write_file(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert [path.name for path in path.parent.iterdir()] == ["page.html"]
+
+
+def test_a_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("older")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(staging, "sync", refuse)
+    with pytest.raises(OutputError, match=r"cannot write .*page\.html: No space left"):
+        write_file(path, "newer")
+    assert path.read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    for text in ("first", "second"):
+        write_file(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "file").read_text() == text
+
+
+def test_what_is_no_plain_file_is_written_to() -> None:
+    reading, writing = os.pipe()
+    try:
+        write_file(Path(f"/dev/fd/{writing}"), "page")  # as /dev/stdout often is
+        assert os.read(reading, 10) == b"page"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot write"):
+        write_file(tmp_path, "page")

@@ -1,11 +1,13 @@
 """The folder beside the package."""
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coremltools.proto import Model_pb2
 from transformers import AutoTokenizer
 
 from tests.tiny import tiny_checkpoint
@@ -13,8 +15,14 @@ from upcycle.checkpoint.manifest import hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import OutputError
 from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
+from upcycle.export.graph import METADATA_KEY
 
-MANIFEST = {"source": {"config.json": "x"}, "options": {"context": 32}, "result": {"decoder": {}}}
+MANIFEST = {
+    "source": {"config.json": "x"},
+    "options": {"context": 32},
+    "versions": {"upcycle": "0"},
+    "result": {"decoder": {}},
+}
 
 
 @pytest.fixture
@@ -33,9 +41,13 @@ def make(
     manifest: Mapping[str, Any] = MANIFEST,
 ) -> Path:
     with staged_bundle(output, overwrite=overwrite, inputs=[checkpoint.folder]) as (entry, folder):
-        (entry / "Data").mkdir(parents=True)
+        data = entry / "Data" / "com.apple.CoreML"
+        data.mkdir(parents=True)
         (entry / "Manifest.json").write_text("{}")
-        (entry / "Data" / "weights.bin").write_bytes(b"1234")
+        (data / "weights.bin").write_bytes(b"1234")
+        model = Model_pb2.Model()
+        model.description.metadata.userDefined[METADATA_KEY] = json.dumps(manifest)
+        (data / "model.mlmodel").write_bytes(model.SerializeToString())
         write_bundle(checkpoint, folder, package=entry, manifest=manifest)
     return bundle_folder(output)
 
@@ -68,8 +80,8 @@ def test_the_manifest_names_every_file_of_both(checkpoint: Checkpoint, tmp_path:
     assert manifest["options"] == {"context": 32}
     result = manifest["result"]
     assert result["decoder"] == {}
-    weights = tmp_path / "model.mlpackage" / "Data" / "weights.bin"
-    assert result["package"]["Data/weights.bin"] == hash_file(weights)
+    name = "Data/com.apple.CoreML/weights.bin"
+    assert result["package"][name] == hash_file(tmp_path / "model.mlpackage" / name)
     assert set(result["files"]) | {"upcycle.json"} == {path.name for path in folder.iterdir()}
     assert result["files"]["tokenizer.json"] == hash_file(folder / "tokenizer.json")
 
@@ -89,8 +101,24 @@ def test_both_are_replaced_only_when_asked(checkpoint: Checkpoint, tmp_path: Pat
     (folder / "stale").touch()
     make(checkpoint, output, overwrite=True)
     assert not (folder / "stale").exists()
+    specification = output / "Data" / "com.apple.CoreML" / "model.mlmodel"
+    content = specification.read_bytes()
+    specification.write_bytes(b"of another tool")
+    with pytest.raises(OutputError, match="not made by upcycle"):
+        make(checkpoint, output, overwrite=True)
+    specification.write_bytes(content)
     folder.rename(tmp_path / "kept")
     folder.mkdir()
     (folder / "mine.txt").touch()
     with pytest.raises(OutputError, match="not made by upcycle"):
         make(checkpoint, output, overwrite=True)
+
+
+def test_a_full_disk_is_told_of_the_package(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    output = tmp_path / "model.mlpackage"
+    with (
+        pytest.raises(OutputError, match=r"cannot write .*model\.mlpackage: No space left"),
+        staged_bundle(output),
+    ):
+        raise OSError(errno.ENOSPC, "full")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -178,9 +178,10 @@ def test_capacity_as_a_page(tmp_path: Path) -> None:
     assert html.count("data-choice>") == 4
     outside = [word for word in re.findall(r"""(?:src|href)=["'][^"']*""", html) if "#" not in word]
     assert outside == []
-    result = run("capacity", folder, "--gpu-memory", "1GB", "--html", tmp_path / "no" / "page.html")
+    result = run("capacity", folder, "--gpu-memory", "1GB", "--html", page / "page.html")
     assert result.exit_code == 2
-    assert "cannot write the page" in result.stderr
+    assert "error: cannot write" in result.stderr
+    assert page.read_text() == html
 
 
 @pytest.mark.parametrize(

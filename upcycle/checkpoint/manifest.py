@@ -71,14 +71,14 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        stage = document["stage"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(document["stage"], str):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{MANIFEST_NAME} is damaged: {type(error).__name__}",
             where=str(path),
             fix="make the folder again",
         ) from error
-    assert isinstance(stage, str)
     return dict(document)
 
 

@@ -3,17 +3,18 @@
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from upcycle.checkpoint.marks import made_here
 from upcycle.errors import OutputError
 
-# What shows that a folder is ours: a manifest, a report, a Core ML package or a training state.
-_MARKS = ("upcycle.json", "report.json", "Manifest.json", "state.json")
-_REFUSALS = {
+_PACKAGES = (".mlpackage", ".aimodel")  # folders that pass for files
+REFUSALS = {
     errno.EACCES, errno.EBUSY, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO,
     errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 }  # fmt: skip
@@ -66,6 +67,31 @@ def staged_entry(
         shutil.rmtree(staging)
 
 
+def write_file(path: Path, text: str) -> None:
+    """Write a small file whole or not at all, over an older one; missing folders are made.
+
+    What is no plain file, such as `/dev/stdout`, is written to.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    with writing(path):
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        whole = path.resolve()  # what a link leads to is written anew, not the link
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        partial = whole.with_name(f".{whole.name}.partial")
+        partial.unlink(missing_ok=True)
+        try:
+            with partial.open("x", encoding="utf-8") as file:
+                file.write(text)
+            sync(partial)
+            partial.replace(whole)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
 @contextmanager
 def _workspace(
     output: Path, overwrite: bool, inputs: Iterable[Path], resume: bool = False
@@ -78,7 +104,7 @@ def _workspace(
     staging = output.parent / f".{output.name}.partial"
     with writing(output):
         staging.mkdir(parents=True, exist_ok=True)
-    with writing(output, only=_REFUSALS), locked(staging, output):
+    with writing(output, only=REFUSALS), locked(staging, output):
         if not resume:
             clear(staging)
         try:
@@ -104,21 +130,62 @@ def writing(output: Path, *, only: Container[int] | None = None) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if error.errno is None or (only is not None and error.errno not in only):
+        number = _error_number(error)
+        if number is None or (only is not None and number not in only):
             raise
         raise OutputError(
-            f"cannot write {output}: {os.strerror(error.errno)}",
+            f"cannot write {output}: {os.strerror(number)}",
             where=str(error.filename or output),
             fix="make room, or choose a place that you may write to",
         ) from error
+
+
+def _error_number(error: OSError) -> int | None:
+    """The number of an error; `shutil.copytree` tells the errors of its files as text alone."""
+    told = re.search(r"\[Errno (\d+)\]", str(error)) if isinstance(error, shutil.Error) else None
+    return int(told[1]) if told else error.errno
+
+
+def check_room(folder: Path, nbytes: int) -> None:
+    """Refuse to go on where what is to be written cannot fit: for writers that abort then.
+
+    Raises:
+        OSError: a folder's file system has fewer bytes left.
+    """
+    if shutil.disk_usage(folder).free < nbytes:
+        raise OSError(errno.ENOSPC, f"less than {nbytes} bytes are free", str(folder))
 
 
 def check_output(output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
     """Refuse an output path before any work is done for it.
 
     Raises:
-        OutputError: `output` has no name of its own, is, lies in or contains one of the inputs,
-            exists without `overwrite`, or exists and was not made here.
+        OutputError: as for `check_place`; or `output` exists without `overwrite`, or exists and was
+            not made here.
+    """
+    check_place(output, inputs)
+    if not os.path.lexists(output):
+        return
+    if not made_here(output):
+        raise OutputError(
+            f"{output} exists and was not made by upcycle",
+            where=str(output.resolve()),
+            fix="remove it yourself, or name another output",
+        )
+    if not overwrite:
+        raise OutputError(
+            f"{output} exists",
+            where=str(output.resolve()),
+            fix="name another output, or pass --overwrite to replace it",
+        )
+
+
+def check_place(output: Path, inputs: Iterable[Path] = ()) -> None:
+    """Refuse a path where nothing may be written.
+
+    Raises:
+        OutputError: `output` has no name of its own; is, lies in or contains one of the inputs; or
+            lies inside a package.
     """
     if output.name in ("", ".."):
         raise OutputError(
@@ -138,27 +205,13 @@ def check_output(output: Path, *, overwrite: bool = False, inputs: Iterable[Path
                 where=str(theirs),
                 fix="name an output beside the inputs, which are only read",
             )
-    if not os.path.lexists(output):
-        return
-    if not overwrite:
-        raise OutputError(
-            f"{output} exists",
-            where=str(output.resolve()),
-            fix="name another output, or pass --overwrite to replace it",
-        )
-    if not _made_here(output):
-        raise OutputError(
-            f"{output} exists and was not made by upcycle",
-            where=str(output.resolve()),
-            fix="remove it yourself, or name another output",
-        )
-
-
-def _made_here(path: Path) -> bool:
-    """Whether a folder is empty, or bears the mark of one of our outputs."""
-    if not path.is_dir() or path.is_symlink():
-        return False
-    return not any(path.iterdir()) or any((path / name).is_file() for name in _MARKS)
+    for parent in output.resolve().parents:
+        if parent.suffix in _PACKAGES and parent.is_dir():
+            raise OutputError(
+                f"the output {output} lies inside the package {parent.name}",
+                where=str(parent),
+                fix="name an output outside of packages",
+            )
 
 
 def sync_tree(folder: Path) -> None:

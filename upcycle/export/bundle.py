@@ -9,7 +9,7 @@ from typing import Any
 from upcycle.checkpoint.files import chunks_of
 from upcycle.checkpoint.manifest import hash_folder, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.checkpoint.staging import staged, staged_entry
+from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, writing
 
 TOKENIZER_FILE = "tokenizer.json"
 _TEMPLATE, _TEMPLATE_AS_JSON = "chat_template.jinja", "chat_template.json"
@@ -41,6 +41,7 @@ def staged_bundle(
     with (
         staged_entry(package, overwrite=overwrite, inputs=inputs) as entry,
         staged(bundle_folder(package), overwrite=overwrite, inputs=inputs) as folder,
+        writing(package, only=REFUSALS),  # what is refused is rather the package than the folder
     ):
         yield entry, folder
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.staging import writing
+from upcycle.checkpoint.staging import check_place, write_file
 
 
 def render_page(document: dict[str, Any]) -> str:
@@ -25,10 +25,10 @@ def render_page(document: dict[str, Any]) -> str:
 
 
 def write_page(document: dict[str, Any], path: Path) -> None:
-    """Write the page, over an older one.
+    """Write the page, whole or not at all, over an older one.
 
     Raises:
-        OutputError: it cannot be written there.
+        OutputError: it cannot be written there, or lies inside a package.
     """
-    with writing(path):
-        path.write_text(render_page(document), encoding="utf-8")
+    check_place(path)
+    write_file(path, render_page(document))

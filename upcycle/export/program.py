@@ -1,8 +1,12 @@
 """Trace a decoder, convert it to Core ML programs, and save those as one package."""
 
+import errno
 import json
+import shutil
+import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +33,10 @@ from upcycle.export.specification import write_metadata
 
 # An `MLModel` of one function in, the same with smaller weights out.
 Compress = Callable[[Any], Any]
+
+# How coremltools' native code begins to tell that it cannot write, always as RuntimeError.
+_CANNOT_WRITE = ("[MIL FileWriter]", "filesystem error")
+_NEARLY_FULL = 1 << 20  # bytes: what its last piece may leave free
 
 
 def save_package(
@@ -62,10 +70,8 @@ def save_package(
             parts[DECODE] = package
         for name, queries in functions.items():
             watch(f"converting {name}")
-            model = convert_decoder(decoder, queries)
-            with quiet_coremltools():
-                (compress(model) if compress else model).save(str(parts[name]))
-            del model
+            with _temporary_files(Path(scratch)):
+                _save_function(decoder, queries, parts[name], compress)
         if len(parts) > 1:
             watch("joining")
             alone = weights_size(parts[DECODE])
@@ -73,6 +79,39 @@ def save_package(
             check_sharing(alone, weights_size(package))
     write_metadata(package, metadata)
     _fix_identifiers(package / "Manifest.json")
+
+
+def _save_function(
+    decoder: Decoder, queries: int, package: Path, compress: Compress | None
+) -> None:
+    model = convert_decoder(decoder, queries)
+    with quiet_coremltools():
+        (compress(model) if compress else model).save(str(package))
+
+
+@contextmanager
+def _temporary_files(parent: Path) -> Iterator[None]:
+    """Have temporary files, of which coremltools makes some the size of the weights, in a folder.
+
+    So one file system needs room, and nothing stays in the system's folder for them.
+
+    Raises:
+        OSError: coremltools could not write one.
+    """
+    before = tempfile.tempdir
+    with TemporaryDirectory(dir=parent) as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        except RuntimeError as error:
+            if not str(error).startswith(_CANNOT_WRITE):
+                raise
+            # It does not say why.
+            is_full = shutil.disk_usage(folder).free < _NEARLY_FULL
+            number = errno.ENOSPC if is_full else errno.EIO
+            raise OSError(number, str(error)) from error
+        finally:
+            tempfile.tempdir = before
 
 
 def convert_decoder(decoder: Decoder, queries: int) -> Any:

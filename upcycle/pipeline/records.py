@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from upcycle.checkpoint.staging import check_output, writing
+from upcycle.checkpoint.marks import made_here
+from upcycle.checkpoint.staging import check_output, write_file
 
 
 class Record(BaseModel, frozen=True):
@@ -56,9 +57,9 @@ class Records:
         Raises:
             OutputError: something is there that was not made here.
         """
-        # Without its manifest, nothing else tells it from a stranger's folder.
-        is_ours = not output.is_symlink() and _sizes(output).items() < self._files(stage).items()
-        if is_ours and output.is_dir():
+        # Without a manifest that can be read, its names alone tell it from a stranger's folder.
+        is_ours = not output.is_symlink() and _sizes(output).keys() <= self._files(stage).keys()
+        if is_ours and output.is_dir() and not made_here(output):
             shutil.rmtree(output)
         check_output(output, overwrite=True)
 
@@ -77,10 +78,7 @@ class Records:
     def _write(self, stage: str, record: Record) -> None:
         self._found[stage] = record
         text = json.dumps(_RECORDS.dump_python(self._found), indent=2, sort_keys=True)
-        temporary = self._path.with_suffix(".partial")
-        with writing(self._path):
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(self._path)
+        write_file(self._path, text + "\n")
 
 
 def _sizes(output: Path) -> dict[str, int]:

@@ -3,32 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-from upcycle.errors import OutputError
+from upcycle.checkpoint.staging import write_file
 from upcycle.report import formatting
 
 _FILTERS = ("integer", "binary_bytes", "factor", "percent", "nats")
 
 
 def write_page(path: Path, template: str, **view: Any) -> None:
-    """Render a template of this package into a file, over an older one.
+    """Render a template of this package into a file, over an older one, whole or not at all.
 
     Args:
-        path: the file; its folder must exist.
+        path: the file; missing folders are made.
         template: the template's file name.
         view: what the template reads.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    html = render_page(template, **view)
-    try:
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the page: {error.strerror}",
-            where=str(path),
-            fix="name a file in a folder that exists and may be written",
-        ) from error
+    write_file(path, render_page(template, **view))
 
 
 def render_page(template: str, **view: Any) -> str:

@@ -55,7 +55,10 @@ def save_state(
         for name, parameter in trainable.items()
         for key, value in optimizer.state[parameter].items()
     }
-    with staged(work / f"{_PREFIX}{step}", overwrite=True) as folder:
+    output = work / f"{_PREFIX}{step}"
+    if output in state_folders(work):  # a damaged one, which was passed over
+        shutil.rmtree(output)
+    with staged(output) as folder:
         weights = {name: p.detach().contiguous() for name, p in trainable.items()}
         save_file(weights, folder / _WEIGHTS)
         save_file(moments, folder / _MOMENTS)

@@ -4,8 +4,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import check_output, staged_entry
+from upcycle.checkpoint.staging import check_output, check_room, staged_entry
 from upcycle.errors import ExportError
 from upcycle.export.attention import REPEAT_KV
 from upcycle.export.checks import check_graph
@@ -19,6 +21,7 @@ from upcycle.progress import Progress, Watcher, ignore
 
 SUFFIX = ".aimodel"
 _LIBRARIES = ("coreai-core", "coreai-torch", "numpy", "torch", "transformers")
+_GRAPH_BYTES = 1 << 16  # of a layer in a function, more than twice what was measured
 
 
 def export_coreai(
@@ -63,6 +66,9 @@ def export_coreai(
     decoder, shape = load_decoder(opened, options)
     program = convert_program(decoder, options.functions, dtype, step)
     with staged_entry(output, overwrite=overwrite, inputs=[opened.folder]) as asset:
+        # Where a disk is full, Apple's writer ends the process.
+        graphs_size = _GRAPH_BYTES * shape.num_layers * len(options.functions)
+        check_room(asset.parent, _weights_size(decoder) + graphs_size)
         _save(program, asset, hub_name(checkpoint, opened))
         manifest = write_export_manifest(
             asset,
@@ -99,6 +105,11 @@ def _check_request(output: Path, options: ExportOptions, dtype: str) -> None:
         raise ExportError(
             f"unknown dtype {dtype!r}", where="--dtype", fix=f"choose {' or '.join(DTYPES)}"
         )
+
+
+def _weights_size(decoder: nn.Module) -> int:
+    """Bytes of the parameters as they are stored, shared ones once."""
+    return sum({weight.data_ptr(): weight.nbytes for weight in decoder.parameters()}.values())
 
 
 def _save(program: Any, asset: Path, name: str) -> None:
