@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.export.graph import METADATA_KEY, read_graph
+from upcycle.export.graph import read_graph
+from upcycle.export.noted import required_manifest
 
 PROMPTS = [
     f"{opening} {topic}"
@@ -63,7 +64,7 @@ class Package:
         import coremltools as ct
 
         graph = read_graph(path)
-        options = json.loads(graph.metadata[METADATA_KEY])["options"]
+        options = required_manifest(graph, path)["options"]
         if options["kv_cache"] != "state" or "slidingMask" in graph.decode.inputs:
             sys.exit(f"{path}: this script decodes packages with --kv-cache state and one mask")
         self.name = str(path)

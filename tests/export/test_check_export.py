@@ -237,3 +237,36 @@ def test_angles_in_fp16_are_caught_at_position_4000(
     assert failed(result) >= {"fp16: end of context"}
     assert "fp32: end of context" not in failed(result)
     torch.testing.assert_close(result.arithmetics[0].end.broken, 0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_split_head_may_be_quantised(tmp_path: Path, tied: bool) -> None:
+    source = tiny_checkpoint(tmp_path / "source", num_hidden_layers=1, tie_word_embeddings=tied)
+    package = tmp_path / "model.mlpackage"
+    options = ExportOptions(context=32, quantize="mixed", split_head=5, untie=tied)
+    exported = export_coreml(source, package, options)
+    assert exported.function.histogram["linear"] == 7 + 5
+    result = check_export(source, package, tokens=8)
+    assert failed(result) == set()
+    assert result.compressed == 9
+    for found in result.arithmetics:  # the rounding to 4 bits is seen, and nothing is left out
+        assert found.full.excused == 0
+        assert found.text.relative < found.full.relative < 1
+
+
+def test_a_prefill_of_more_tokens_than_asked_is_run(source: Path, package: Path) -> None:
+    result = check_export(source, package, tokens=4)
+    assert (result.tokens, result.prefilled) == (PREFILL + 4, PREFILL)
+    assert {"fp32: prefill = decode", "fp16: prefill = decode"} <= {
+        check.name for check in result.checks
+    }
+
+
+def test_the_context_limits_the_tokens(source: Path, package: Path) -> None:
+    assert check_export(source, package, tokens=1000).tokens == CONTEXT
+
+
+def test_another_vocabulary_is_refused(package: Path, tmp_path: Path) -> None:
+    other = tiny_checkpoint(tmp_path / "other", num_key_value_heads=2, vocab_size=300)
+    with pytest.raises(ExportError, match=r"logits for 260 tokens, and the model of other for 300"):
+        check_export(other, package, tokens=4)

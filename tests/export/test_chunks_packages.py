@@ -242,7 +242,7 @@ def test_one_chunk_may_be_enough(source: Path, tmp_path: Path) -> None:
     [
         ("cut.mlpackage", ("--chunk-size", "1GB"), "chunks go into a folder"),
         ("cut", (), "cut does not end in .mlpackage"),
-        ("cut", ("--chunk-size", "50KB"), "layer 3 and the output head alone has"),
+        ("cut", ("--chunk-size", "50KB"), "layer 3 and the output head have"),
         ("cut", ("--chunk-size", "much"), "'much' is not a memory size"),
         ("cut.aimodel", ("--chunk-size", "1GB"), "have no --chunk-size"),
     ],

@@ -154,6 +154,17 @@ def test_a_runtime_that_crashes_is_an_error(exported: ExportResult, tmp_path: Pa
         runner.run("main", {})
 
 
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff\xfe"])
+def test_damaged_metadata_are_refused(
+    exported: ExportResult, tmp_path: Path, content: bytes | None
+) -> None:
+    copy = shutil.copytree(exported.package, tmp_path / "copy.aimodel")
+    metadata = copy / "metadata.json"
+    metadata.write_bytes(metadata.read_bytes()[:100] if content is None else content)
+    with pytest.raises(ExportError, match=r"Core AI cannot open .*\n  where: .*metadata\.json"):
+        Asset.read(copy)
+
+
 def test_damaged_assets_are_refused(exported: ExportResult, tmp_path: Path) -> None:
     """Apple's parser would end the process."""
     copy = shutil.copytree(exported.package, tmp_path / "copy.aimodel")

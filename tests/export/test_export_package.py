@@ -1,6 +1,7 @@
 """The saved package of a tiny Llama, and what cannot become one."""
 
 import json
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
@@ -148,6 +150,12 @@ def test_unexpected_copies_are_caught(exported: ExportResult) -> None:
         ({"prefill": 1}, "prefill 1 is not between 2 and the context of 512"),
         ({"attention": "sdpa"}, "unknown attention 'sdpa'"),
         ({"kv_cache": "ring"}, "unknown kv-cache 'ring'"),
+        ({"split_head": 0}, "the output head cannot have 0 parts"),
+        ({"split_head": 65}, "the output head cannot have 65 parts"),
+        (
+            {"quantize": "lut6", "split_head": 3},
+            "260 output channels as palette 6-bit do not split",
+        ),
     ],
 )
 def test_bad_options_are_refused(
@@ -165,6 +173,26 @@ def test_bad_outputs_are_refused(source: Path, tmp_path: Path) -> None:
     taken.mkdir()
     with pytest.raises(OutputError, match="exists"):
         export_coreml(source, taken)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (math.nan, "holds NaN or infinite numbers"),
+        (-math.inf, "holds NaN or infinite numbers"),
+        (-7e4, "has numbers up to 70,000, and fp16 ends at 65,504"),
+    ],
+)
+def test_a_weight_that_fp16_cannot_hold_is_named(
+    shallow: Path, tmp_path: Path, number: float, message: str
+) -> None:
+    """The last token's row, which no comparison of logits reads."""
+    model = AutoModelForCausalLM.from_pretrained(shallow)
+    model.model.embed_tokens.weight.data[-1, 3] = number
+    model.save_pretrained(tmp_path / "source")
+    with pytest.raises(ExportError, match=rf"^model\.embed_tokens\.weight {message}"):
+        export_coreml(tmp_path / "source", tmp_path / "model.mlpackage", ExportOptions(context=32))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.mark.parametrize(

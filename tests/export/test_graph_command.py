@@ -7,9 +7,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.tiny import tiny_checkpoint
+from upcycle.checkpoint.manifest import hash_folder
 from upcycle.cli import graph as _graph  # noqa: F401 - registers the command
 from upcycle.cli.app import app
+from upcycle.errors import OutputError
 from upcycle.export.coreml import export_coreml
+from upcycle.export.graph_page import write_page
 from upcycle.export.options import ExportOptions
 
 
@@ -84,21 +87,55 @@ def test_html(package: Path, tmp_path: Path) -> None:
     assert "http" not in html.replace("http-equiv", "")
 
 
+def test_html_goes_into_a_folder_that_is_made(package: Path, tmp_path: Path) -> None:
+    page = tmp_path / "missing" / "deep" / "graph.html"
+    assert graph(package, "--html", page).exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert [path.name for path in page.parent.iterdir()] == ["graph.html"]
+
+
 def test_html_that_cannot_be_written(package: Path, tmp_path: Path) -> None:
-    done = graph(package, "--html", tmp_path / "missing" / "graph.html")
+    (tmp_path / "file").touch()
+    done = graph(package, "--html", tmp_path / "file" / "graph.html")
     assert done.exit_code == 2
     assert "graph.html" in done.stderr
 
 
-@pytest.mark.parametrize("bandwidth", ["fast", "0MB/s", "-1GB/s", "1.2.3GB/s", "5parsec/s"])
+@pytest.mark.parametrize("name", ["Manifest.json", "new.html", "Data/new.html"])
+def test_html_inside_the_package_is_refused_at_once(package: Path, name: str) -> None:
+    before = hash_folder(package)
+    done = graph(package, "--html", package / name)
+    assert done.exit_code == 2
+    assert "lies inside the input" in done.stderr
+    assert done.stdout == ""
+    assert hash_folder(package) == before
+
+
+def test_a_page_inside_another_package_is_refused(package: Path) -> None:
+    with pytest.raises(OutputError, match="lies inside the package"):
+        write_page({}, package / "new.html")
+
+
+@pytest.mark.parametrize(
+    "bandwidth", ["fast", "0MB/s", "-1GB/s", "1.2.3GB/s", "5parsec/s", "100Gb/s", "100gb/s"]
+)
 def test_what_is_no_bandwidth_is_refused(package: Path, bandwidth: str) -> None:
     done = graph(package, f"--bandwidth={bandwidth}")
     assert done.exit_code == 2
+    assert f"'{bandwidth}' is no memory bandwidth" in done.stderr
     assert "where: --bandwidth" in done.stderr
+    assert "100GB/s" in done.stderr
 
 
-def test_what_is_no_speed_is_refused(package: Path) -> None:
-    done = graph(package, "--measured=-3")
+@pytest.mark.parametrize("bandwidth", ["100GB/s", "100 GB/s", "100GB", "100000000000"])
+def test_bandwidth_is_in_bytes(package: Path, bandwidth: str) -> None:
+    document = json.loads(graph(package, "--json", "--bandwidth", bandwidth).stdout)
+    assert document["bandwidth"] == 100_000_000_000
+
+
+@pytest.mark.parametrize("speed", ["-3", "0", "nan", "inf"])
+def test_what_is_no_speed_is_refused(package: Path, speed: str) -> None:
+    done = graph(package, f"--measured={speed}")
     assert done.exit_code == 2
     assert "where: --measured" in done.stderr
 

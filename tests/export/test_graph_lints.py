@@ -71,8 +71,10 @@ def test_functions_share_their_weights() -> None:
 
 
 def test_what_the_manifest_promises_must_be_there() -> None:
-    decoder = {"num_layers": 1, "num_linears": 2}
-    manifest = {"upcycle": json.dumps({"result": {"decoder": decoder}})}
+    counts = ("num_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    decoder = dict.fromkeys((*counts, "value_head_dim"), 1) | {"num_linears": 2, "masks": {}}
+    document = {"source": {}, "options": {"context": 64}, "result": {"decoder": decoder}}
+    manifest = {"upcycle": json.dumps(document)}
     linear = Operation("linear", {"x": ("x",), "weight": ("w",)}, ("y",))
     conv = Operation("conv", {"x": ("y",), "weight": ("w",)}, ("z",))
     types = {"x": half(1, 4), "y": half(1, 4), "z": half(1, 4)}
@@ -87,6 +89,9 @@ def test_what_the_manifest_promises_must_be_there() -> None:
         if found.lint == "dropped-layers"
     ]
     assert found.what == "0 cache writes instead of 2"
+    del decoder["masks"]
+    broken = Graph({"main": whole}, {"upcycle": json.dumps(document)}, "main")
+    assert [found.lint for found in lint_graph(broken)] == ["broken-manifest"]
 
 
 def test_errors_come_first_and_places_are_gathered() -> None:

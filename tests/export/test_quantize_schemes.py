@@ -8,7 +8,14 @@ from tests.tiny import tiny_model
 from upcycle.errors import ExportError
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
-from upcycle.export.quantize.weights import assign, bits_by_role, find_weights, is_tied, untie
+from upcycle.export.quantize.weights import (
+    assign,
+    bits_by_role,
+    find_weights,
+    is_tied,
+    split_palettes,
+    untie,
+)
 
 INT8 = Scheme(kind="linear", bits=8)
 YAML = """\
@@ -124,3 +131,26 @@ def test_layers_that_are_not_there_are_refused(tmp_path: Path) -> None:
         assign(load_quantization(write(tmp_path, YAML)), weights)
     with pytest.raises(ExportError, match="8 layers are to be promoted, but there are 1"):
         assign(PRESETS["top8"], weights)
+
+
+def test_each_part_of_a_split_head_has_its_own_palettes() -> None:
+    weights = {weight.name: weight for weight in find_weights(tiny_model(num_hidden_layers=1))}
+    head = weights["lm_head.weight"]
+    whole = assign(PRESETS["mixed"], weights.values())
+    assert split_palettes(whole, weights, 1) == whole
+    split = split_palettes(whole, weights, 5)
+    assert split.pop(head.name).group == head.channels // 5
+    assert split == {name: scheme for name, scheme in whole.items() if name != head.name}
+    integers = assign(PRESETS["int8"], weights.values())
+    assert split_palettes(integers, weights, 7) == integers
+    with pytest.raises(ExportError, match=r"260 output channels.*\n.*\n.*--split-head 5"):
+        split_palettes(whole, weights, 7)
+
+
+def test_a_palette_does_not_span_two_parts() -> None:
+    weights = {weight.name: weight for weight in find_weights(tiny_model(num_hidden_layers=1))}
+    grouped = Quantization(lm_head=Scheme(kind="palette", bits=4, group=52))
+    schemes = assign(grouped, weights.values())
+    assert split_palettes(schemes, weights, 5) == schemes
+    with pytest.raises(ExportError, match=r"palette 4-bit by 52 do not split into 4 parts"):
+        split_palettes(schemes, weights, 4)

@@ -124,6 +124,8 @@ def test_only_a_tied_pair_can_be_untied(tmp_path: Path) -> None:
     untie(separate)
     dequantise_model(separate, prepared.weights, prepared.schemes)
     assert not torch.equal(separate.lm_head.weight, separate.model.embed_tokens.weight)
+    with pytest.raises(ExportError, match="would both be linear 8-bit"):
+        prepare_quantization(Checkpoint.open(tied), "int8", untied=True)
     apart = tiny_checkpoint(tmp_path / "apart", num_hidden_layers=1, tie_word_embeddings=False)
     with pytest.raises(ExportError, match="not tied"):
         prepare_quantization(Checkpoint.open(apart), "mixed", untied=True)

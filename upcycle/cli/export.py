@@ -22,8 +22,9 @@ def export_command(
     output: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT.mlpackage",
-            help="The Core ML package to make, or the Core AI asset: OUT.aimodel, or a folder.",
+            metavar="OUT",
+            help="What to make: a Core ML package, .mlpackage; a Core AI asset, .aimodel; or with "
+            "--chunk-size a folder.",
         ),
     ],
     context: Annotated[
@@ -31,7 +32,10 @@ def export_command(
     ] = 512,
     prefill: Annotated[
         int | None,
-        typer.Option("--prefill", help="Tokens per call of a second function, such as 64."),
+        typer.Option(
+            "--prefill",
+            help="Tokens per call of a second function, such as 64; less than the context.",
+        ),
     ] = None,
     attention: Annotated[
         str,
@@ -51,7 +55,8 @@ def export_command(
         bool, typer.Option("--conv", help="Make linear layers 1x1 convolutions.")
     ] = False,
     split_head: Annotated[
-        int, typer.Option("--split-head", help="Parts that the output head is split into.")
+        int,
+        typer.Option("--split-head", help="Parts that the output head is split into, up to 64."),
     ] = 1,
     argmax: Annotated[
         bool, typer.Option("--argmax", help="Give the likeliest next token beside the logits.")
@@ -64,7 +69,11 @@ def export_command(
         ),
     ] = None,
     untie: Annotated[
-        bool, typer.Option("--untie", help="Store a tied output matrix apart from the embedding.")
+        bool,
+        typer.Option(
+            "--untie",
+            help="With --quantize: give a tied output matrix a scheme of its own, as in mixed.",
+        ),
     ] = False,
     chunk_size: Annotated[
         str | None,

@@ -1,12 +1,13 @@
 """`upcycle graph`: what a Core ML program does and moves."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from upcycle.cli.console import Console, Outcome, command, format_bytes
-from upcycle.errors import ExportError
+from upcycle.errors import ExportError, UpcycleError
 from upcycle.kvcache.sizes import parse_bytes
 
 _BANDWIDTH = "55900MB/s"
@@ -25,8 +26,8 @@ def graph_command(
         str,
         typer.Option(
             "--bandwidth",
-            help="Memory bandwidth of the model; the default was fitted to a 1.2B model's "
-            "decoding speed measured on a phone.",
+            help="Memory bandwidth of the model, in bytes/s; the default was fitted to a 1.2B "
+            "model's decoding speed measured on a phone.",
         ),
     ] = _BANDWIDTH,
     weights: Annotated[
@@ -51,6 +52,7 @@ def graph_command(
     ] = False,
 ) -> Outcome:
     """Count operations, copies of K and V, and the bytes that a token moves; lint the program."""
+    from upcycle.checkpoint.staging import check_place
     from upcycle.export.inspection import describe_package
 
     options: dict[str, Any] = {"bandwidth": _parse_bandwidth(bandwidth)}
@@ -58,12 +60,14 @@ def graph_command(
         options["bandwidth_source"] = "given by --bandwidth"
     if weights is not None:
         options["without_cache"] = parse_bytes(weights, where="--weights")
-    if measured is not None and measured <= 0:
+    if measured is not None and not 0 < measured < math.inf:
         raise ExportError(
             f"a measured speed of {measured:g} tokens/s is none",
             where="--measured",
             fix="pass tokens per second, such as 20.39",
         )
+    if html is not None:
+        check_place(html, [package])
     document = describe_package(package, measured=measured, **options)
     if (chunk := document["chunk"]) is not None:
         last = chunk["first_layer"] + chunk["num_layers"] - 1
@@ -167,11 +171,15 @@ def _show_comparison(console: Console, document: dict[str, Any]) -> None:
 
 
 def _parse_bandwidth(text: str) -> int:
-    speed = parse_bytes(text.removesuffix("/s"), where="--bandwidth")
-    if speed == 0:
+    size = text.strip().removesuffix("/s")
+    try:
+        speed = parse_bytes(size, where="--bandwidth")
+    except UpcycleError:
+        speed = 0
+    if speed == 0 or size.endswith("b"):  # a small b stands for bits
         raise ExportError(
-            f"a bandwidth of {text} moves nothing",
+            f"{text!r} is no memory bandwidth",
             where="--bandwidth",
-            fix=f"pass more, such as {_BANDWIDTH}",
+            fix="pass bytes per second, with a capital B, such as 100GB/s",
         )
     return speed

@@ -4,12 +4,16 @@ A file begins with a header of 64 bytes, whose first four count the records. Hea
 records begin at multiples of 64 (MILBlob's storage format 2, in coremltools' sources).
 """
 
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import xxhash
+
+from upcycle.errors import ExportError
+from upcycle.export.specification import reading
 
 if TYPE_CHECKING:
     from upcycle.export.graph import Weight
@@ -28,6 +32,42 @@ class _Record(NamedTuple):
     size: int  # bytes of data
     begin: int  # of the data in the file
     padding: int  # bits without meaning at the end
+
+
+def check_records(weights: Iterable["Weight"]) -> None:
+    """See that each constant has its record, whose data end within the file; none are read.
+
+    Raises:
+        ExportError: a file is missing or cut off, or holds another record there.
+    """
+    by_file: dict[Path, dict[int, int]] = {}
+    for weight in weights:
+        sizes = by_file.setdefault(weight.file, {})
+        sizes[weight.offset] = max(weight.nbytes, sizes.get(weight.offset, 0))
+    for path, sizes in by_file.items():
+        with reading(path):
+            if not path.is_file():
+                raise _damaged("is missing", path)
+            with path.open("rb") as file:
+                end = os.fstat(file.fileno()).st_size
+                for offset in sorted(sizes):
+                    _check_record(file, path, offset, sizes[offset], end)
+
+
+def _check_record(file: IO[bytes], path: Path, offset: int, nbytes: int, end: int) -> None:
+    where = f"{path}, offset {offset}"
+    if offset + _HEADER.size > end:
+        raise _damaged("is cut off", where)
+    file.seek(offset)
+    record = _Record(*_HEADER.unpack(file.read(_HEADER.size)))
+    if record.sentinel != _SENTINEL or record.size < nbytes:
+        raise _damaged("does not hold this constant", where)
+    if record.begin + record.size > end:
+        raise _damaged("is cut off", where)
+
+
+def _damaged(what: str, where: object) -> ExportError:
+    return ExportError(f"the weight file {what}", where=str(where), fix="make the package again")
 
 
 def largest_magnitude(weight: "Weight", dtype: str) -> float:

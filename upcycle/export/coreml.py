@@ -106,7 +106,12 @@ def export_coreml(
     prepared = None
     if options.quantize is not None:
         prepared = prepare_quantization(
-            opened, options.quantize, calibration=calibration, untied=options.untie, watch=watch
+            opened,
+            options.quantize,
+            calibration=calibration,
+            untied=options.untie,
+            head_parts=options.split_head,
+            watch=watch,
         )
     watch(Progress("export", 0, 1, "steps", "loading"))
     decoder, shape = load_decoder(opened, options)

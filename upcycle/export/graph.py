@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.errors import ExportError
+from upcycle.export.blobs import check_records
 from upcycle.export.kv_flow import KvFlow
 from upcycle.export.proto_values import DATA_TYPES, declared_shape, dtype_name, literal_values
 from upcycle.export.specification import all_operations, read_specification
@@ -201,6 +202,8 @@ def read_graph(package: str | Path) -> Graph:
         name: _read_function(function, declared.get(name, description), path)
         for name, function in sorted(model.mlProgram.functions.items())
     }
+    for function in functions.values():
+        check_records(function.weights.values())
     default = description.defaultFunctionName or "main"
     metadata = dict(description.metadata.userDefined)
     return Graph(functions, metadata, default if default in functions else next(iter(functions)))
@@ -219,6 +222,13 @@ def _read_function(function: Any, description: Any, package: Path) -> Function:
     if not operations:
         raise ExportError(
             "the program has a function without operations",
+            where=str(package),
+            fix="make the package again",
+        )
+    read = {name for op in operations for name in op.operands}.union(block.outputs)
+    if unknown := read - reader.types.keys() - reader.states.keys():
+        raise ExportError(
+            f"the program reads {min(unknown)!r}, which nothing in it makes",
             where=str(package),
             fix="make the package again",
         )
@@ -247,8 +257,9 @@ class _Reader:
         self.literals: dict[str, Literal] = {}
 
     def read(self, op: Any) -> Operation:
-        self.types |= {value.name: _tensor_type(value.type) for value in op.outputs}
-        if op.type == "const":
+        inner = (value for block in op.blocks for value in block.inputs)
+        self.types |= {value.name: _tensor_type(value.type) for value in (*op.outputs, *inner)}
+        if op.type == "const" and op.outputs:
             self._add_constant(op.outputs[0].name, op.attributes["val"])
         inputs = {key: tuple(self._operands(op, key)) for key in op.inputs}
         if op.type.startswith("constexpr_"):  # before iOS 18 attributes are what they are made of

@@ -11,6 +11,7 @@ from upcycle.export.graph import Function, Graph, read_graph
 from upcycle.export.inferred import inferred_shape
 from upcycle.export.lints.finding import Finding
 from upcycle.export.lints.run import lint_graph
+from upcycle.export.noted import noted_manifest
 from upcycle.export.traffic import (
     BANDWIDTH,
     BANDWIDTH_SOURCE,
@@ -18,7 +19,6 @@ from upcycle.export.traffic import (
     alternatives,
     attention_shape,
     exported_shape,
-    noted_manifest,
     tokens_per_second,
 )
 

@@ -1,5 +1,6 @@
 """Load a checkpoint as a decoder to export, or say why it cannot be exported."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.norms import guard_norms
 from upcycle.export.options import CONTEXT_MULTIPLE, DEFAULTS, READ_ONLY, STATE, ExportOptions
+from upcycle.export.precision import LARGEST_FP16
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.quantize.weights import is_tied
 from upcycle.export.read_only import ReadOnlyDecoder
@@ -48,6 +50,7 @@ def load_decoder(
     register_qfold()
     model = load_model(checkpoint.folder, dtype=torch.float32, attention="eager")
     _check_layers(model, options.context, checkpoint.folder)
+    _check_numbers(model, math.inf, checkpoint.folder)
     try:
         expected = _own_logits(model)
         if options.chunk_size is not None and is_tied(model):
@@ -55,7 +58,9 @@ def load_decoder(
             head = model.get_output_embeddings()
             head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
         _adapt(model, options.context, options.attention)
+        _check_numbers(model, LARGEST_FP16, checkpoint.folder)
         if options.split_head > 1:
+            _check_head(model, options.split_head)
             split_output_head(model, options.split_head)
         if options.conv:
             use_convolutions(model)
@@ -150,6 +155,30 @@ def _check_layers(model: nn.Module, context: int, folder: Path) -> None:
             where=f"{where}: layer_types",
             fix="export a model with attention in all layers",
         )
+
+
+def _check_head(model: Any, parts: int) -> None:
+    rows = len(model.get_output_embeddings().weight)
+    if parts > rows:
+        raise ExportError(
+            f"an output head of {rows} rows cannot have {parts} parts",
+            where="--split-head",
+            fix=f"pass {rows} or less, or leave it out",
+        )
+
+
+def _check_numbers(model: nn.Module, largest: float, folder: Path) -> None:
+    """Refuse a weight whose numbers would be none in the program."""
+    for name, parameter in model.named_parameters():
+        magnitude = max(map(abs, map(float, parameter.detach().aminmax())))  # NaN if it holds one
+        if not magnitude <= largest or math.isinf(magnitude):
+            raise ExportError(
+                f"{name} has numbers up to {magnitude:,g}, and fp16 ends at {LARGEST_FP16:,}"
+                if math.isfinite(magnitude)
+                else f"{name} holds NaN or infinite numbers",
+                where=str(folder),
+                fix="export a checkpoint whose weights are finite in fp16",
+            )
 
 
 def _at_most(positions: int) -> str:

@@ -10,6 +10,7 @@ from upcycle.export.signature import DECODE, PREFILL
 
 IMPLEMENTATIONS = (QFOLD, REPEAT_KV)
 STATE, READ_ONLY = "state", "read-only"
+MAX_HEAD_PARTS = 64  # each is an operation of its own; the largest vocabularies want 16
 CONTEXT_MULTIPLE = 32  # the Neural Engine wants state dimensions in multiples of it
 
 
@@ -25,8 +26,8 @@ class ExportOptions:
         kv_cache: "state" keeps K and V in Core ML states; "read-only" takes those of the past as
             inputs and gives the new ones as outputs.
         conv: whether linear layers become 1x1 convolutions.
-        split_head: how many parts the output head has; one that shares the embedding's table is
-            stored again.
+        split_head: how many parts the output head has, at most 64; one that shares the embedding's
+            table is stored again.
         argmax: whether there is an output `nextToken` [1, T] int32, the likeliest, beside the
             logits.
         quantize: a preset or a YAML file that says how weights are stored; None keeps fp16.
@@ -66,17 +67,20 @@ def check_request(output: Path, suffix: str, options: ExportOptions) -> None:
     Raises:
         ExportError: the output has another suffix, or an option a value that it cannot have.
     """
+    # What begins with a dot is hidden, or no name of its own.
+    stem = "model" if output.name.startswith(".") or not output.name else output.stem
     if options.chunk_size is not None and output.suffix == suffix:
         raise ExportError(
             f"chunks go into a folder, and {output.name} is named like one {suffix}",
             where=str(output),
-            fix=f"name it {output.stem}, or leave --chunk-size away",
+            fix=f"name it {stem}, or leave --chunk-size away",
         )
     if options.chunk_size is None and output.suffix != suffix:
+        nameless = output.name in ("", "..", suffix)
         raise ExportError(
-            f"{output.name} does not end in {suffix}",
+            f"{output} names no package" if nameless else f"{output.name} does not end in {suffix}",
             where=str(output),
-            fix=f"name it {output.stem}{suffix}",
+            fix=f"name it {stem}{suffix}",
         )
     for option, asked, known in (
         ("--attention", options.attention, IMPLEMENTATIONS),
@@ -105,9 +109,9 @@ def check_request(output: Path, suffix: str, options: ExportOptions) -> None:
             where="--untie",
             fix="pass --quantize too, or leave --untie away",
         )
-    if options.split_head < 1:
+    if not 1 <= options.split_head <= MAX_HEAD_PARTS:
         raise ExportError(
             f"the output head cannot have {options.split_head} parts",
             where="--split-head",
-            fix="pass 8, or leave it out",
+            fix=f"pass 8, at most {MAX_HEAD_PARTS}, or leave it out",
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 _WRITTEN_FOR = "9.0"
 _CHUNK = 2**20
-_LARGEST_FP16 = 65504
+LARGEST_FP16 = 65504
 _INFINITE = 1e38  # coremltools takes what is beyond it for a mask's infinity
 
 
@@ -57,6 +57,6 @@ def overflows_fp16(values: NDArray[Any]) -> bool:
     flat = values.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         size = np.abs(flat[start : start + _CHUNK])
-        if bool(np.any((size > _LARGEST_FP16) & (size < _INFINITE))):
+        if bool(np.any((size > LARGEST_FP16) & (size < _INFINITE))):
             return True
     return False

@@ -30,16 +30,14 @@ class SplitLinear(nn.Module):
 
     Args:
         linear: [D] to [E]; its weights are shared.
-        parts: how many.
+        parts: how many, at most E; as equal as can be.
     """
 
     def __init__(self, linear: nn.Linear, parts: int) -> None:
         super().__init__()
-        biases = [None] * parts if linear.bias is None else linear.bias.chunk(parts)
-        self.parts = nn.ModuleList(
-            _linear(weight, bias)
-            for weight, bias in zip(linear.weight.chunk(parts), biases, strict=False)
-        )
+        weights = linear.weight.tensor_split(parts)
+        biases = [None] * parts if linear.bias is None else linear.bias.tensor_split(parts)
+        self.parts = nn.ModuleList(map(_linear, weights, biases))
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., E] of x, [.., D]."""

@@ -7,11 +7,10 @@ from typing import Any
 
 from upcycle.checkpoint.manifest import hash_file, write_manifest
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.errors import ExportError
 from upcycle.export.decoder import DecoderShape
+from upcycle.export.noted import STAGE
 from upcycle.export.options import ExportOptions
 
-STAGE = "export"
 HUB_NAME_KEY = "co.huggingface.exporters.name"  # where swift-transformers finds the tokenizer
 
 
@@ -52,13 +51,4 @@ def write_export_manifest(
         options={**asdict(options), "quantize": scheme, **(target or {})},
         libraries=libraries,
         result={"decoder": asdict(shape), "quantization": quantization},
-    )
-
-
-def not_ours(product: Path, where: str) -> ExportError:
-    """Of a program whose inputs are not known."""
-    return ExportError(
-        f"{product} was not made by `upcycle export`, so its inputs are not known",
-        where=where,
-        fix="export the checkpoint with `upcycle export`",
     )

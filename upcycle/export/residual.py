@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from upcycle.errors import ExportError
 from upcycle.export.norms import ScaledNorm
+from upcycle.export.precision import LARGEST_FP16
 from upcycle.export.stream import Linear, ResidualStream
 
-_LARGEST_FP16 = 65504
 _COMFORTABLE = 2.0**13  # other tokens than those that were tried may go beyond these
 _TOLERANCE = 1e-4  # of the range of the logits
 
@@ -69,9 +69,9 @@ def fit_residual(model: Any, tokens: Tensor) -> float:
     limit = _TOLERANCE * (expected.max() - expected.min()).item()
     if difference <= limit and scaled.peak <= _COMFORTABLE:
         return factor
-    if stream.peak > _LARGEST_FP16:
+    if stream.peak > LARGEST_FP16:
         raise ExportError(
-            f"the residual stream reaches {stream.peak:,.0f}, beyond fp16's {_LARGEST_FP16:,}, and "
+            f"the residual stream reaches {stream.peak:,.0f}, beyond fp16's {LARGEST_FP16:,}, and "
             f"cannot be scaled: more than norms and linear layers depends on its size",
             where=type(model).__name__,
             fix="export a model that normalises what it reads of the stream, such as Llama",

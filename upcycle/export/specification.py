@@ -1,8 +1,10 @@
 """Read and write the specification of an `.mlpackage` without its weights, torch or coremltools."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from upcycle.errors import ExportError
 
 _PROTO = "_upcycle_coreml_proto"
+PROGRAM = "main.mlirb"  # of a Core AI asset
 
 
 def read_specification(package: Path) -> Any:
@@ -23,10 +26,12 @@ def read_specification(package: Path) -> Any:
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    path = _specification_path(package)
+    with reading(package):
+        path = _specification_path(package)
+        content = path.read_bytes()
     model = _model_message()
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(content)
     except DecodeError as error:
         raise ExportError(
             f"{path.name} is no Core ML specification: {error}", where=str(path), fix=_REMAKE
@@ -39,6 +44,23 @@ def read_specification(package: Path) -> Any:
             fix="name a package with an ML program, such as `upcycle export` makes",
         )
     return model
+
+
+@contextmanager
+def reading(product: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that the user can mend.
+
+    Raises:
+        ExportError: the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(
+            f"cannot read {product}: {os.strerror(error.errno) if error.errno else error}",
+            where=str(error.filename or product),
+            fix="name a package that is whole, and that you may read",
+        ) from error
 
 
 def write_metadata(package: Path, metadata: Mapping[str, str]) -> None:
@@ -68,6 +90,12 @@ _REMAKE = "name an .mlpackage made by `upcycle export` or coremltools, or make i
 
 def _specification_path(package: Path) -> Path:
     manifest = package / "Manifest.json"
+    if (package / PROGRAM).is_file():
+        raise ExportError(
+            f"{package} is a Core AI asset, no Core ML package",
+            where=str(package),
+            fix="name an .mlpackage; `upcycle check-export SRC OUT.aimodel` reads assets",
+        )
     if not manifest.is_file():
         raise ExportError(
             f"{package} is no Core ML package: it has no Manifest.json",

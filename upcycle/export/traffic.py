@@ -4,17 +4,16 @@ Decoding is bound by memory: each token reads every weight and the whole KV cach
 compares graphs and models; only a device tells speed.
 """
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from upcycle.attention import AttentionShape
-from upcycle.errors import ExportError
 from upcycle.export.chunks.graph import read_exported
 from upcycle.export.counting import Traffic, count_traffic
-from upcycle.export.graph import METADATA_KEY, Graph
+from upcycle.export.graph import Graph
 from upcycle.export.inferred import inferred_shape
+from upcycle.export.noted import noted_manifest, required_manifest
 from upcycle.kvcache.counting import parameters_saved
 
 BANDWIDTH = 55_900_000_000  # B/s
@@ -109,17 +108,13 @@ def attention_shape(graph: Graph) -> dict[str, int] | None:
     return shape
 
 
-def noted_manifest(graph: Graph) -> dict[str, Any] | None:
-    """The manifest of a package that `upcycle export` made, else None."""
-    note = graph.metadata.get(METADATA_KEY)
-    return None if note is None else json.loads(note)
-
-
 def exported_shape(graph: Graph) -> dict[str, int] | None:
     """L, H, g, d + e and C as `upcycle export` noted them in the package, or None."""
     manifest = noted_manifest(graph)
-    if manifest is None:
-        return None
+    return None if manifest is None else _shape_in(manifest)
+
+
+def _shape_in(manifest: dict[str, Any]) -> dict[str, int]:
     decoder = manifest["result"]["decoder"]
     return {
         "num_layers": decoder["num_layers"],
@@ -148,13 +143,7 @@ def describe_export(
         ExportError: the package is damaged, or not one of ours.
     """
     graph = read_exported(Path(package))
-    shape = exported_shape(graph)
-    if shape is None:
-        raise ExportError(
-            f"{package} was not made by `upcycle export`",
-            where=f"its metadata, key {METADATA_KEY!r}",
-            fix="export the checkpoint with `upcycle export`",
-        )
+    shape = _shape_in(required_manifest(graph, Path(package)))
     function = graph.decode
     traffic = count_traffic(function)
     groups = shape["num_key_value_heads"]

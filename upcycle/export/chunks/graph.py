@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from upcycle.checkpoint.manifest import read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from upcycle.errors import ExportError
 from upcycle.export.graph import METADATA_KEY, Function, Graph, Operation, read_graph
+from upcycle.export.noted import STAGE, check_manifest, noted_manifest
 from upcycle.export.signature import HIDDEN, NEW_HIDDEN
+from upcycle.export.specification import reading
 
-_CHUNKS = "chunks"
 _Value = TypeVar("_Value")
 
 
@@ -30,10 +31,23 @@ def chunk_paths(output: Path) -> list[Path]:
 
     Raises:
         CheckpointError: the folder's manifest is damaged.
+        ExportError: the same.
     """
-    manifest = read_manifest(output)
-    chunks = (manifest or {}).get("result", {}).get(_CHUNKS)
-    return [output / chunk["package"] for chunk in chunks] if chunks else [output]
+    manifest = _chunks_manifest(output)
+    if manifest is None:
+        return [output]
+    count = len(manifest["result"]["chunks"])
+    return [output / chunk_name(number) for number in range(1, count + 1)]
+
+
+def _chunks_manifest(output: Path) -> dict[str, Any] | None:
+    """The manifest of a folder of chunks; None of anything else."""
+    with reading(output):
+        manifest = read_manifest(output)
+    if manifest is None or manifest["stage"] != STAGE:
+        return None
+    check_manifest(manifest, str(output / MANIFEST_NAME))
+    return manifest if manifest["result"].get("chunks") else None
 
 
 def read_exported(output: Path) -> Graph:
@@ -49,12 +63,12 @@ def read_exported(output: Path) -> Graph:
     graphs = [read_graph(path) for path in paths]
     if paths == [output]:
         return graphs[0]
-    manifest = read_manifest(output)
+    manifest = _chunks_manifest(output)
     assert manifest is not None
     for number, (path, graph) in enumerate(zip(paths, graphs, strict=True), start=1):
-        noted = json.loads(graph.metadata.get(METADATA_KEY, "{}"))
+        noted = noted_manifest(graph) or {"result": {}}
         same = all(noted.get(key) == manifest[key] for key in ("source", "options"))
-        if not same or noted["result"]["chunk"]["number"] != number:
+        if not same or (noted["result"].get("chunk") or {}).get("number") != number:
             raise ExportError(
                 f"{path.name} is not chunk {number} of the export that its folder is of",
                 where=str(path),

@@ -125,7 +125,7 @@ def share_layers(sizes: Sizes, budget: int) -> list[range]:
             if here
         ]
         raise ExportError(
-            f"{' and '.join([f'layer {largest}', *outer])} alone has {least:,} B of weights, and "
+            f"the weights of {' and '.join([f'layer {largest}', *outer])} have {least:,} B, and "
             f"the budget is {budget:,} B",
             where="--chunk-size",
             fix=f"pass --chunk-size {least} or more",

@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-import torch
-
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.coreai.execution import AssetRunner
 from upcycle.export.coreai.programs import require_coreai
 from upcycle.export.coreai.reading import Asset
 from upcycle.export.parity.check import compared
-from upcycle.export.parity.program import run_program
-from upcycle.export.parity.reference import reference_of
+from upcycle.export.parity.program import run_program, text_length
+from upcycle.export.parity.reference import load_reference, reference_of
 from upcycle.export.parity.results import ExportCheck
 from upcycle.export.parity.rules import rules
 from upcycle.export.parity.text import read_tokens
@@ -38,7 +35,7 @@ def check_asset(
         checkpoint: what the asset was made of.
         asset: an `.aimodel` of `upcycle export`.
         text: files; the packaged held-out text where there are none.
-        tokens: of prefill, and as many again of decoding; fewer where the context is shorter.
+        tokens: of prefill, and as many again of decoding; see `text_length`.
         max_kl: largest mean KL to the checkpoint that passes, nats.
         watch: told of each step.
 
@@ -51,7 +48,7 @@ def check_asset(
     require_coreai()
     opened = Checkpoint.open(checkpoint)
     read = Asset.read(Path(asset))
-    ids = read_tokens(opened.folder, text, min(2 * tokens, read.context))
+    ids = read_tokens(opened.folder, text, text_length([read], tokens))
     steps = count()
 
     def step(note: str) -> None:
@@ -61,7 +58,7 @@ def check_asset(
     exact = read.manifest["options"]["dtype"] == "float32"
     # The model is gone when the program runs.
     reference = reference_of(
-        load_model(opened.folder, dtype=torch.float32, attention="eager"),
+        load_reference(opened, read),
         ids,
         read.end,
         {},

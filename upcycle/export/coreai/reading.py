@@ -7,10 +7,12 @@ from typing import Any
 
 from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest, sha256_file
 from upcycle.errors import ExportError
+from upcycle.export.coreai.programs import DTYPES
 from upcycle.export.graph import Function, Graph, Operation, TensorType
+from upcycle.export.noted import STAGE, check_manifest, check_program, damaged, not_ours
 from upcycle.export.parity.program import Exported
-from upcycle.export.record import STAGE, not_ours
 from upcycle.export.signature import DECODE
+from upcycle.export.specification import PROGRAM, reading
 
 # Core ML's name of an operation, and of its operands in their order, the last one for all others.
 _WORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -29,6 +31,7 @@ _WORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 _PREFIX = re.compile(r"^coreai\.(decomposable\.)?(broadcasting_)?")
 _TENSOR = re.compile(r"tensor<(?:(?P<shape>[\dx?]+)x)?(?P<kind>\w+?)(?P<bits>\d+)")
+_METADATA = "metadata.json"
 _KINDS = {"f": "float", "bf": "bfloat", "si": "int", "i": "int", "ui": "uint"}
 
 
@@ -41,12 +44,19 @@ class Asset(Exported):
 
         Raises:
             CheckpointError: its manifest is damaged.
-            ExportError: it is none, or `upcycle export` did not make it.
+            ExportError: it is none, is damaged, or `upcycle export` did not make it.
         """
-        manifest = read_manifest(path)
+        where = str(path / MANIFEST_NAME)
+        with reading(path):
+            manifest = read_manifest(path)
         if manifest is None or manifest["stage"] != STAGE:
-            raise not_ours(path, str(path / MANIFEST_NAME))
-        return cls(path, read_program(path), manifest)
+            raise not_ours(path, where)
+        check_manifest(manifest, where)
+        if manifest["options"].get("dtype") not in DTYPES:
+            raise damaged("options.dtype is missing or has a wrong value", where)
+        graph = read_program(path)
+        check_program(graph, manifest, where)
+        return cls(path, graph, manifest)
 
 
 def read_program(path: Path) -> Graph:
@@ -57,9 +67,18 @@ def read_program(path: Path) -> Graph:
     """
     from coreai.authoring import AIModelAsset
 
-    _check_integrity(path)
+    with reading(path):
+        _check_integrity(path)
+    try:
+        asset = AIModelAsset.load(path)
+    except RuntimeError as error:  # the program's hash is right, so it is not the program
+        raise ExportError(
+            f"Core AI cannot open {path}: {error}",
+            where=str(path / _METADATA),
+            fix="export the checkpoint again",
+        ) from error
     # There is no public way to the operands of an operation; the extra pins the version.
-    module = AIModelAsset.load(path).program._module._mlir_module
+    module = asset.program._module._mlir_module
     functions = {
         op.attributes["sym_name"].value: _read_function(op)
         for op in (each.operation for each in module.body.operations)
@@ -70,13 +89,13 @@ def read_program(path: Path) -> Graph:
 
 def _check_integrity(path: Path) -> None:
     """Refuse a program that is not the one that was saved: parsing it would end the process."""
-    program, digest = path / "main.mlirb", path / "main.hash"
-    for file in (program, digest, path / "metadata.json"):
+    program, digest = path / PROGRAM, path / "main.hash"
+    for file in (program, digest, path / _METADATA):
         if not file.is_file():
             raise ExportError(
                 f"{path} is no Core AI asset: it has no {file.name}",
                 where=str(path),
-                fix="name an .aimodel, such as `upcycle export --target coreai` makes",
+                fix="name an .aimodel, such as `upcycle export SRC OUT.aimodel` makes",
             )
     if sha256_file(program) != digest.read_bytes().hex():
         raise ExportError(

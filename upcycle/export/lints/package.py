@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from upcycle.export.graph import Function, Graph
+from upcycle.export.graph import METADATA_KEY, Function, Graph
 from upcycle.export.lints.finding import Found, PackageLint
-from upcycle.export.traffic import noted_manifest
+from upcycle.export.noted import noted_manifest
 
 _SHARED = 1.02  # a package may be this much larger than its largest function
 
@@ -47,6 +47,11 @@ def _dropped_layers(graph: Graph) -> Iterator[Found]:
                 yield name, f"{found} {what} instead of {expected}"
 
 
+def _broken_manifest(graph: Graph) -> Iterator[Found]:
+    if METADATA_KEY in graph.metadata and noted_manifest(graph) is None:
+        yield METADATA_KEY, "the metadata have a broken manifest of `upcycle export`"
+
+
 def _linears(function: Function) -> int:
     """Products with a weight, however they are written."""
     attention = {op.outputs for op in function.kv.contractions}
@@ -62,6 +67,12 @@ PACKAGE_LINTS = (
         "error",
         _dropped_layers,
         "export again: the converter has dropped part of the model",
+    ),
+    PackageLint(
+        "broken-manifest",
+        "warning",
+        _broken_manifest,
+        "export again, or leave the key to `upcycle export`: what it says of the model is ignored",
     ),
     PackageLint(
         "weights-2GB",

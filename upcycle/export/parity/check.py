@@ -5,18 +5,16 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.parity.apple import has_core_ml
 from upcycle.export.parity.chain import core_ml_runner
 from upcycle.export.parity.logits import compare_logits, shaky_positions
 from upcycle.export.parity.overflow import OverflowProbe
-from upcycle.export.parity.program import Outputs, Program, run_program
-from upcycle.export.parity.reference import Reference, reference_of
+from upcycle.export.parity.program import Outputs, Program, run_program, text_length
+from upcycle.export.parity.reference import Reference, load_reference, reference_of
 from upcycle.export.parity.results import Arithmetic, ExportCheck
 from upcycle.export.parity.rules import LIMITS, rules
 from upcycle.export.parity.text import read_tokens
@@ -45,7 +43,7 @@ def check_export(
         checkpoint: what the package was made of.
         package: of `upcycle export`.
         text: files; the packaged held-out text where there are none.
-        tokens: of prefill, and as many again of decoding; fewer where the context is shorter.
+        tokens: of prefill, and as many again of decoding; see `text_length`.
         max_kl: largest mean KL to the whole checkpoint that passes, nats.
         against: another package of the same checkpoint, compared with this one too.
         watch: told of each step.
@@ -59,13 +57,11 @@ def check_export(
     opened = Checkpoint.open(checkpoint)
     program = Program.read(Path(package))
     other = None if against is None else Program.read(Path(against))
-    context = min(each.context for each in (program, other) if each)
-    ids = read_tokens(opened.folder, text, min(2 * tokens, context))
+    programs = [each for each in (program, other) if each]
+    ids = read_tokens(opened.folder, text, text_length(programs, tokens))
     watch(Progress("check-export", 0, 1, "steps", "torch"))
     # The model is gone when the program runs.
-    reference = program_reference(
-        load_model(opened.folder, dtype=torch.float32, attention="eager"), program, ids
-    )
+    reference = program_reference(load_reference(opened, program), program, ids)
     return check_program(reference, program, ids, max_kl=max_kl, against=other, watch=watch)
 
 
@@ -146,6 +142,10 @@ def compared(
     if not exact:
         text = shaky_positions(own.text, (each.text for each in reference.shaken), LIMITS[exact])
         end = shaky_positions(own.end, (each.end for each in reference.shaken), LIMITS[exact])
+    # Compressed weights are meant to be far off, and have no limit of their own here.
+    rounded = None
+    if not reference.replaced:
+        rounded = shaky_positions(full.text, [own.text], LIMITS[exact])
     prefilled = outputs.prefilled
     shaky = None if text is None else text[:prefilled]
     caches = outputs.caches
@@ -160,9 +160,7 @@ def compared(
         if outputs.decoded is None
         else compare_logits(outputs.decoded, outputs.text[:prefilled], shaky),
         caches=None if caches is None else max(caches.tolist(), default=math.inf),
-        full=compare_logits(
-            full.text, outputs.text, shaky_positions(full.text, [own.text], LIMITS[exact])
-        ),
+        full=compare_logits(full.text, outputs.text, rounded),
         against=compare_logits(other.text, outputs.text, text) if other else None,
         largest=probe.top(_SHOWN) if probe else [],
         overflowed=probe.overflowed if probe else [],

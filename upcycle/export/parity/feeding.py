@@ -59,18 +59,9 @@ class Feed:
             if name in decode.inputs
         }
 
-    @property
-    def prefill_size(self) -> int | None:
-        """Tokens per call of `prefill`; None where there is only decoding."""
-        function = self._graph.functions.get(PREFILL)
-        return function.types[INPUT_IDS].shape[1] if function else None
-
-    def prefill(self, tokens: Tensor) -> Tensor:
-        """Logits [N, vocabulary] of tokens [N], a multiple of the prefill size."""
-        assert self.prefill_size is not None
-        return torch.cat(
-            [self._call(PREFILL, part) for part in torch.split(tokens, self.prefill_size)]
-        )
+    def prefill(self, tokens: Tensor, size: int) -> Tensor:
+        """Logits [N, vocabulary] of tokens [N], a multiple of the size of a call."""
+        return torch.cat([self._call(PREFILL, part) for part in torch.split(tokens, size)])
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Logits [N, vocabulary] of tokens [N], one by one."""

@@ -1,7 +1,6 @@
 """A package of `upcycle export`, and what it gives for the tokens of a check."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +10,12 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.export.chunks.graph import read_exported
-from upcycle.export.graph import METADATA_KEY, Graph
+from upcycle.export.graph import Graph
+from upcycle.export.hashes import check_hashes
 from upcycle.export.interpreter.prepare import Loaded
+from upcycle.export.noted import required_manifest
 from upcycle.export.parity.feeding import Feed, Runner
-from upcycle.export.record import not_ours
-from upcycle.export.signature import DECODE
+from upcycle.export.signature import DECODE, INPUT_IDS, LOGITS, PREFILL
 
 END = 16  # tokens checked at the end of the context
 
@@ -44,6 +44,20 @@ class Exported:
         """The position where the tokens at the end of the context begin."""
         return self.context - END
 
+    @property
+    def prefill_size(self) -> int | None:
+        """T, the tokens per call of `prefill`; None where there is only decoding."""
+        function = self.graph.functions.get(PREFILL)
+        return function.types[INPUT_IDS].shape[1] if function else None
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many logits a token has."""
+        decode = self.graph.functions[DECODE]
+        # Core AI's values have no names, and its logits come first.
+        name = LOGITS if LOGITS in decode.outputs else decode.outputs[0]
+        return decode.types[name].shape[-1]
+
     def only_decode(self) -> Self:
         """The same without its other functions."""
         functions = {DECODE: self.graph.functions[DECODE]}
@@ -65,20 +79,20 @@ class Program(Exported):
         """Read the graph of a package or of a folder of chunks.
 
         Raises:
-            CheckpointError: the folder's manifest is damaged.
-            ExportError: it is damaged, is one of several chunks, or `upcycle export` did not make
-                it.
+            CheckpointError: the manifest of the folder, or of the one beside it, is damaged.
+            ExportError: it is damaged, is one of several chunks, is not what its folder notes, or
+                `upcycle export` did not make it.
         """
         graph = read_exported(package)
-        if METADATA_KEY not in graph.metadata:
-            raise not_ours(package, f"its metadata, key {METADATA_KEY!r}")
-        manifest = json.loads(graph.metadata[METADATA_KEY])
-        if "chunk" in manifest["result"]:
+        manifest = required_manifest(graph, package)
+        chunk = manifest["result"].get("chunk")
+        if chunk is not None:
             raise ExportError(
-                f"{package.name} is one of {manifest['result']['chunk']['of']} chunks of a model",
+                f"{package.name} is one of {chunk['of']} chunks of a model",
                 where=str(package),
                 fix=f"name their folder, {package.absolute().parent}",
             )
+        check_hashes(package)
         return cls(package, graph, manifest, Loaded(graph))
 
 
@@ -105,13 +119,22 @@ class Outputs:
         return 0 if self.decoded is None else len(self.decoded)
 
 
+def text_length(programs: Sequence[Exported], tokens: int) -> int:
+    """How many tokens of text programs are checked on: so many of prefill and of decoding each.
+
+    It is more where a call of `prefill` takes more, and no more than each context holds.
+    """
+    prefilled = max(tokens, *(program.prefill_size or 0 for program in programs))
+    return min(prefilled + tokens, *(program.context for program in programs))
+
+
 def run_program(program: Exported, runner: Runner, tokens: Tensor) -> Outputs:
     """Feed tokens [N] to a program: half through `prefill` where it has one, the rest to decode.
 
     Args:
         program: what to feed.
         runner: runs it; its states are emptied.
-        tokens: at most as many as the context holds.
+        tokens: of `text_length`.
     """
 
     def feed(start: int = 0) -> Feed:
@@ -120,11 +143,11 @@ def run_program(program: Exported, runner: Runner, tokens: Tensor) -> Outputs:
 
     end = feed(program.end).decode(tokens[:END])
     first = feed()
-    size = first.prefill_size
-    if size is None or size > len(tokens):
+    size = program.prefill_size
+    if size is None:
         return Outputs(first.decode(tokens), end, None, None)
     whole = max(1, len(tokens) // 2 // size) * size
-    prefilled = first.prefill(tokens[:whole])
+    prefilled = first.prefill(tokens[:whole], size)
     caches = first.caches()
     rest = tokens[whole:]
     text = torch.cat([prefilled, first.decode(rest)]) if len(rest) else prefilled

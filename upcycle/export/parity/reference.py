@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from upcycle.checkpoint.loading import load_model
+from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
-from upcycle.export.parity.program import END
+from upcycle.export.parity.program import END, Exported
 
 _WRAPPER = "model"  # the module that is exported holds the model under this name
+_PART = re.compile(r"_parts_([0-9]+)(?=_)")  # where `SplitLinear` has its parts
 _SHAKES = 3
 _LAST_BIT = 2.0**-10  # of a number from 1 on in fp16
 _DRAWN = 1 << 20  # random numbers for a weight; a larger one has them again and again
@@ -49,6 +52,25 @@ class Reference:
     own: Logits
     shaken: tuple[Logits, ...]
     replaced: int
+
+
+def load_reference(checkpoint: Checkpoint, program: Exported) -> Any:
+    """The model of transformers, in fp32, that a program is measured against.
+
+    Raises:
+        CheckpointError: transformers cannot load it whole.
+        ExportError: it has another vocabulary.
+    """
+    model = load_model(checkpoint.folder, dtype=torch.float32, attention="eager")
+    rows = len(model.get_output_embeddings().weight)
+    if rows != program.vocabulary:
+        raise ExportError(
+            f"{program.path.name} has logits for {program.vocabulary:,} tokens, and the model of "
+            f"{checkpoint.folder.name} for {rows:,}",
+            where=str(program.path),
+            fix="compare with the checkpoint that it was made of",
+        )
+    return model
 
 
 def reference_of(
@@ -137,7 +159,7 @@ def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
         places.setdefault(id(parameter), []).append(name)
     patterns = {name: _constant_name(name) for tied in places.values() for name in tied}
     chosen = {}
-    for constant, weight in weights.items():
+    for constant, weight in _whole(weights).items():
         name = _parameter_of(constant, patterns)
         chosen[name] = _fitted(constant, weight, model.get_parameter(name).detach())
     replaced = 0
@@ -150,6 +172,15 @@ def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
             setattr(model.get_submodule(module), attribute, nn.Parameter(value, False))
             replaced += 1
     return replaced
+
+
+def _whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a split output head joined again, under the name that a whole one has."""
+    parts: dict[str, dict[int, Tensor]] = {}
+    for constant, weight in weights.items():
+        part = _PART.search(constant)
+        parts.setdefault(_PART.sub("", constant), {})[int(part[1]) if part else 0] = weight
+    return {name: torch.cat([found[i] for i in sorted(found)]) for name, found in parts.items()}
 
 
 def _constant_name(parameter: str) -> re.Pattern[str]:

@@ -25,13 +25,13 @@ _MADE = {
 def compress(model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]) -> Any:
     """One converted function with its weights compressed.
 
-    Each function of a package is compressed on its own, then they are merged: the same weights
+    Each function of a package is compressed on its own, then they are joined: the same weights
     give the same bytes.
 
     Args:
         model: a `coremltools.models.MLModel` with one function.
         weights: of `find_weights`, by name.
-        schemes: of `assign`.
+        schemes: of `assign`, with those of a split head of `split_palettes`.
 
     Raises:
         ExportError: the program has no constant of a weight's name, or it stayed as it was.
@@ -138,12 +138,6 @@ def _constants_of(weight: Weight, scheme: Scheme, constants: Mapping[str, int]) 
             f"the converted program has no constant of {weight.name}",
             where=f"--quantize, which would store it as {scheme}",
             fix="leave its role out of a YAML file given to --quantize",
-        )
-    if len(found) > 1 and scheme.kind == "palette" and scheme.group is None:
-        raise ExportError(
-            f"{weight.name} is to have one palette, but the program has it in {len(found)} parts",
-            where=f"--quantize: {weight.role}",
-            fix="give it a group that divides the parts in a YAML file given to --quantize",
         )
     return found
 

@@ -14,13 +14,14 @@ from upcycle.errors import ExportError
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise_model
 from upcycle.export.quantize.loading import load_quantization
-from upcycle.export.quantize.schemes import Scheme
+from upcycle.export.quantize.schemes import Quantization, Scheme
 from upcycle.export.quantize.weights import (
     Weight,
     assign,
     bits_by_role,
     find_weights,
     is_tied,
+    split_palettes,
     untie,
 )
 from upcycle.export.sensitivity import (
@@ -80,6 +81,7 @@ def prepare_quantization(
     *,
     calibration: Sequence[str | Path] = (BUILTIN,),
     untied: bool = False,
+    head_parts: int = 1,
     watch: Watcher = ignore,
 ) -> Prepared:
     """Choose a scheme for every weight; with a promotion, by measuring on text.
@@ -89,6 +91,7 @@ def prepare_quantization(
         spec: a preset or a YAML file, see `load_quantization`.
         calibration: text to measure on, see `calibration_rows`; only read for a promotion.
         untied: let a tied output matrix have another scheme than the embedding.
+        head_parts: how many parts the output head is split into.
         watch: told of each measured layer.
 
     Raises:
@@ -107,7 +110,9 @@ def prepare_quantization(
             )
         untie(model)
     weights = {weight.name: weight for weight in find_weights(model)}
-    schemes = assign(quantization, weights.values())
+    schemes = split_palettes(assign(quantization, weights.values()), weights, head_parts)
+    if untied:
+        _check_untied(quantization)
     if quantization.promote is None:
         return Prepared(weights, schemes, untied)
     rows = calibration_rows(
@@ -116,8 +121,20 @@ def prepare_quantization(
     sensitivity = measure_sensitivity(model, weights, schemes, rows, watch)
     promoted = sensitivity.ranking[: quantization.promote.count]
     schemes = assign(quantization, weights.values(), promoted)
+    schemes = split_palettes(schemes, weights, head_parts)
     with torch.inference_mode():
         reference = log_probabilities(model, rows)
         dequantise_model(model, weights, schemes)
         kl = divergence(reference, log_probabilities(model, rows))
     return Prepared(weights, schemes, untied, promoted, sensitivity, kl)
+
+
+def _check_untied(quantization: Quantization) -> None:
+    """Equal numbers in equal form are one constant again, as coremltools has it."""
+    if quantization.embedding == quantization.lm_head:
+        raise ExportError(
+            f"the embedding and the output matrix would both be {quantization.lm_head or 'fp16'}",
+            where="--untie",
+            fix="leave --untie away, or give lm_head and embedding different schemes in a YAML "
+            "file given to --quantize",
+        )

@@ -147,16 +147,53 @@ def assign(
     return schemes
 
 
+def split_palettes(
+    schemes: Mapping[str, Scheme], weights: Mapping[str, Weight], parts: int
+) -> dict[str, Scheme]:
+    """The schemes where the output head is split: each part has its own palettes.
+
+    Args:
+        schemes: of `assign`.
+        weights: by name.
+        parts: how many there are.
+
+    Raises:
+        ExportError: a palette would belong to two parts.
+    """
+
+    def fitted(name: str, scheme: Scheme) -> Scheme:
+        weight = weights[name]
+        if parts == 1 or weight.role != "lm_head" or scheme.kind != "palette":
+            return scheme
+        rows, left = divmod(weight.channels, parts)
+        if left or rows % (scheme.group or rows):
+            fitting = _divisor(weight.channels // (scheme.group or 1), parts)
+            raise ExportError(
+                f"{weight.channels:,} output channels as {scheme} do not split into {parts} parts "
+                "with whole palettes",
+                where=f"--split-head, and --quantize for {weight.place()}",
+                fix=f"pass --split-head {fitting}",
+            )
+        return scheme.model_copy(update={"group": scheme.group or rows})
+
+    return {name: fitted(name, scheme) for name, scheme in schemes.items()}
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is not above another."""
+    return max(d for d in range(1, most + 1) if number % d == 0)
+
+
 def _check_sizes(weight: Weight, scheme: Scheme) -> None:
     sizes = (("group", scheme.group, weight.channels), ("block", scheme.block, weight.inputs))
     for name, size, number in sizes:
         # A stack of experts has one palette for each.
         if size and number % size and not (name == "group" and weight.stacked):
-            divisor = max(d for d in range(1, size + 1) if number % d == 0)
             raise ExportError(
                 f"a {name} of {size} does not divide {number} channels",
                 where=f"{weight.place()} ({weight.role})",
-                fix=f"set {name}: {divisor} for it in a YAML file given to --quantize",
+                fix=f"set {name}: {_divisor(number, size)} for it in a YAML file given to "
+                "--quantize",
             )
 
 
