@@ -146,6 +146,11 @@ def test_the_command_as_text_json_and_page(source: Path, text: Path, tmp_path: P
     assert data["text"]["packaged"] is False
     html = page.read_text()
     assert "not one bit differs" in html
+    before = text.read_bytes()
+    refused = run(source, *options, "--html", text)
+    assert refused.exit_code == 2
+    assert "lies inside the input" in refused.stderr
+    assert text.read_bytes() == before
     assert html.count("data-layer ") == 2
 
 

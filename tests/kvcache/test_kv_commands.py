@@ -171,7 +171,8 @@ def test_capacity_tells_dtypes_windows_and_states(tmp_path: Path) -> None:
 
 def test_capacity_as_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    folder = headers_only(tmp_path, CONFIG)
+    (tmp_path / "source").mkdir()
+    folder = headers_only(tmp_path / "source", CONFIG)
     run("capacity", folder, "--gpu-memory", "1GB", "--html", page)
     html = page.read_text()
     assert "g=4 (now)" in html
@@ -182,6 +183,10 @@ def test_capacity_as_a_page(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "error: cannot write" in result.stderr
     assert page.read_text() == html
+    result = run("capacity", folder, "--gpu-memory", "1GB", "--html", folder / "config.json")
+    assert result.exit_code == 2
+    assert "lies inside the input" in result.stderr
+    assert json.loads((folder / "config.json").read_text()) == CONFIG
 
 
 @pytest.mark.parametrize(
@@ -200,6 +205,11 @@ def test_capacity_as_a_page(tmp_path: Path) -> None:
         (["--gpu-memory", "80GB", "--batch", "0"], "batch cannot be 0"),
         (["--gpu-memory", "80GB", "--gpus", "3"], "tensor_parallel cannot be 3"),
         (["--gpu-memory", "80GB", "--weights", "many"], "'many' is not a memory size"),
+        (["--gpu-memory", "9" * 400], f"'{'9' * 400}' is not a memory size"),
+        (
+            ["--gpu-memory", "80GB", "--lengths", ",".join(["100:x"] * 99)],
+            "'x' is not a length in tokens, or not how often it occurs",
+        ),
     ],
 )
 def test_nonsense_is_refused_in_three_lines(

@@ -15,7 +15,8 @@ Calibration = Annotated[
     typer.Option("--calibration", help="Text: a file, a folder or builtin; may be repeated."),
 ]
 CalibrationTokens = Annotated[
-    int, typer.Option("--calibration-tokens", min=1, help="Tokens of it to use.")
+    int,
+    typer.Option("--calibration-tokens", min=1, help="Tokens of it to use, in sequences of 512."),
 ]
 Seed = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of methods that draw.")

@@ -1,5 +1,6 @@
 """`upcycle capacity`: how many requests fit on the GPUs, for each number of KV heads."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.checkpoint.staging import check_place
 from upcycle.cli.arguments import HtmlFile
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
@@ -82,6 +84,8 @@ def capacity_command(
 
     A layer with a sliding window caches its window, and a model with a latent its latent.
     """
+    if html is not None:
+        check_place(html, [Path(source)])
     config, model_weights, by_dtype = _model(source, weights)
     layout = cache_layout(config)
     device = None if gpu is None else device_named(gpu)
@@ -131,7 +135,7 @@ def _model(source: str, weights: str | None) -> tuple[Mapping[str, Any], Weights
     """The config and the weights, from the option or else from the headers, also by dtype."""
     if weights is not None:
         return config_of(source), Weights(parse_bytes(weights, where="--weights")), {}
-    if Path(source).is_file():
+    if os.path.isfile(source):
         raise UpcycleError(
             f"{Path(source).name} alone does not say how large the weights are",
             where=source,

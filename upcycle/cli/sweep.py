@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from upcycle.checkpoint.staging import check_place
 from upcycle.cli.arguments import (
     Calibration,
     CalibrationTokens,
@@ -55,6 +56,8 @@ def sweep_command(
     Drift is no loss of quality: training heals most of it, and `upcycle eval` measures the rest.
     """
     heads = _numbers(kv_heads)
+    if html is not None:
+        check_place(html, [Path(source), *(text or ()), *map(Path, calibration or ())])
 
     from upcycle.evaluation.drift import sweep_kv_heads
 

@@ -1,5 +1,6 @@
 """Documents from files: plain text, JSONL and Parquet."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def packaged_text(name: str) -> Path:
 
 def _files(path: Path) -> list[Path]:
     known = ", ".join(sorted(_READERS))
-    if (path / _SAVED_DATASET).is_file():
+    if os.path.isfile(path / _SAVED_DATASET):
         return [path]
-    if path.is_dir():
+    if os.path.isdir(path):
         files = [
             file
             for file in sorted(path.rglob("*"))
@@ -72,7 +73,7 @@ def _files(path: Path) -> list[Path]:
             raise DataError(
                 f"{path} has no text files", where=str(path), fix=f"put {known} files there"
             )
-    elif path.is_file():
+    elif os.path.isfile(path):  # false of a name that no file can have
         files = [path]
     else:
         raise DataError(

@@ -70,7 +70,7 @@ class Ledger:
             raise DataError(
                 f"no row of {name} has text ({reasons or 'there are no rows'})",
                 where=name,
-                fix="name the column that holds the text with text_column",
+                fix="call that column 'text', or name it in a recipe with text_column",
             )
 
     def add(self, other: "Ledger") -> None:

@@ -65,7 +65,7 @@ def evaluate(
     source: str | Path,
     candidates: Sequence[str | Path],
     *,
-    text: Sequence[Path] = (),
+    text: Sequence[str | Path] = (),
     max_tokens: int = 40_000,
     sequence_length: int = 512,
     prompts: Sequence[str] = (),

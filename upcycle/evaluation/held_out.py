@@ -21,14 +21,14 @@ class HeldOut:
 
 
 def read_held_out(
-    files: Sequence[Path], tokenizer: Any, sequence_length: int, max_tokens: int
+    files: Sequence[str | Path], tokenizer: Any, sequence_length: int, max_tokens: int
 ) -> HeldOut:
     """Read, tokenise and cut the held-out text; no files means the packaged text.
 
     Raises:
         DataError: text that cannot be read, or none.
     """
-    paths = list(files) or [packaged_text("heldout")]
+    paths = list(map(Path, files)) or [packaged_text("heldout")]
     rows = eval_rows(read_documents(paths), tokenizer, sequence_length, max_tokens)
     scored = [
         tokenizer.decode(row.ids[1:], skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,5 +1,6 @@
 """How long requests are: a table of lengths and how often each occurs."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ def parse_lengths(text: str, *, where: str = "--lengths") -> Mapping[int, int]:
     Raises:
         UpcycleError: it is neither, or a number is below 1.
     """
-    if Path(text).is_file():
+    if os.path.isfile(text):  # also of a text too long for a name
         words = Path(text).read_text(encoding="utf-8", errors="replace").split()
         counts = Counter(_positive(word, where=f"{where}, {text}") for word in words)
     else:

@@ -227,7 +227,8 @@ def window_rule(text: Values) -> str:
         f"{fmt.integer(text['tokens'])} tokens are scored "
         f"({fmt.integer(text['bytes'])} bytes, {fmt.integer(text['words'])} words); "
         "the first token of a window is context only, where it is not the document's first it is "
-        "the last scored one of the window before."
+        "the last scored one of the window before. A document ends with an EOS token, scored too, "
+        "where the tokenizer has one."
     )
 
 

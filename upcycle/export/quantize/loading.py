@@ -1,5 +1,6 @@
 """From the word after `--quantize` to a checked scheme."""
 
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,7 +21,7 @@ def load_quantization(spec: str) -> Quantization:
     if spec in PRESETS:
         return PRESETS[spec]
     path = Path(spec)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ExportError(
             f"there is no quantisation {spec!r}",
             where="--quantize",
