@@ -54,9 +54,9 @@ class Exported:
     def vocabulary(self) -> int | None:
         """How many logits a token has."""
         decode = self.graph.functions[DECODE]
-        # Core AI's values have no names, and its logits come first.
-        name = LOGITS if LOGITS in decode.outputs else decode.outputs[0]
-        return decode.types[name].shape[-1]
+        # Core AI's values have no names; its logits come first but for the tokens of states.
+        unnamed = (name for name in decode.outputs if decode.types[name].elements)
+        return decode.types[LOGITS if LOGITS in decode.outputs else next(unnamed)].shape[-1]
 
     def only_decode(self) -> Self:
         """The same without its other functions."""
