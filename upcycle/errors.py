@@ -42,6 +42,10 @@ class OutputError(UpcycleError):
     """An output path that exists, lies inside its source, or cannot be written."""
 
 
+class DeviceError(UpcycleError):
+    """A device that is not known, or that this machine lacks."""
+
+
 class RecipeError(UpcycleError):
     """A recipe with unknown keys or contradicting values."""
 

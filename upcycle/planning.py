@@ -1,6 +1,7 @@
 """Everything that a conversion will do, as plain data, before any weight is read."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -258,7 +259,12 @@ def _attention_tensors(
     total = family.count(checkpoint.config, "num_hidden_layers")
     for layer in set(range(total)) - set(shape.attention_layers):
         _refuse_attention(checkpoint, set(family.tensor_names(layer, shape).values()), layer)
-    _refuse_unknown(checkpoint, _module(family, total), set())
+    numbers = set(map(str, range(total)))
+    layer_in = re.compile(re.escape(family.attention_module).replace(r"\{layer\}", r"(\d+)"))
+    for name in checkpoint.tensors:
+        found = layer_in.match(name)
+        if found and found[1] not in numbers:
+            _refuse_unknown(checkpoint, found[0] + ".", set())
     return layers
 
 

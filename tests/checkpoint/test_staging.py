@@ -2,10 +2,14 @@
 
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
 
 from upcycle.checkpoint import staging
 from upcycle.checkpoint.manifest import write_manifest
@@ -275,6 +279,28 @@ def test_a_full_disk_is_known_from_a_copied_tree(tmp_path: Path) -> None:
         copy_onto_a_full_disk(tmp_path)
     assert isinstance(caught.value.__cause__, shutil.Error)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def write_beyond_a_limit(folder: Path, limit: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with staged(folder / "out") as partial:
+            save_file({"weight": np.zeros(1000)}, partial / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_refusal_is_known_from_safetensors(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*out: File too large") as caught:
+        write_beyond_a_limit(tmp_path, 1000)
+    assert isinstance(caught.value.__cause__, SafetensorError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_safetensors_file_is_no_refusal(tmp_path: Path) -> None:
+    with pytest.raises(SafetensorError), staged(tmp_path / "out"):
+        load(b"no header")
 
 
 def test_an_error_that_names_no_refusal_stays_what_it_is(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Conversion on calibration text: exact where it can be, better than mean, the same every time."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from upcycle.conversion.run import convert
 from upcycle.conversion.verify import verify
 from upcycle.data.documents import packaged_text
 from upcycle.errors import CheckpointError, PlanError
+from upcycle.progress import Progress
 
 DEMO = Path(__file__).parents[2] / "recipes" / "demo-source"
 TEXT = " ".join(f"word{i % 97} {i * i % 1013}" for i in range(2000))
@@ -149,22 +151,99 @@ def test_two_runs_and_a_resumed_one_give_the_same_bytes(
     options = {"kv_heads": 2, "calibration": [text], "refine": 5, **OPTIONS}
     for name in ("a", "b"):
         convert(source, tmp_path / name, **options)
+    stop_before_layer(2, monkeypatch, source, tmp_path / "c", options)
+    assert calibrated_layers(source, tmp_path / "c", options) == 1
+    for name in ("b", "c"):
+        assert content(tmp_path / name) == content(tmp_path / "a")
+
+
+def stop_before_layer(
+    layer: int, monkeypatch: pytest.MonkeyPatch, source: Path, output: Path, options: dict[str, Any]
+) -> Path:
+    """The store that a run leaves which stops there."""
     save = LayerStore.save_state
 
     def stop(store: LayerStore, next_layer: int, state: Any) -> None:
         save(store, next_layer, state)
-        if next_layer == 2:
+        if next_layer == layer:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(LayerStore, "save_state", stop)
         with pytest.raises(KeyboardInterrupt):
-            convert(source, tmp_path / "c", **options, resume=True)
-    assert (tmp_path / ".c.partial" / STORE_NAME).is_dir()
-    convert(source, tmp_path / "c", **options, resume=True)
-    expected = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    for name in ("b", "c"):
-        assert {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} == expected
+            convert(source, output, **options, resume=True)
+    return output.parent / f".{output.name}.partial" / STORE_NAME
+
+
+def calibrated_layers(source: Path, output: Path, options: dict[str, Any]) -> int:
+    """How many layers a resumed run makes itself."""
+    done: list[float] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.task == "calibrate" and progress.done == int(progress.done):
+            done.append(progress.done)
+
+    convert(source, output, **options, resume=True, watch=watch)
+    return len(set(done) - {0})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def change_source(source: Path, store: Path) -> None:
+    path = source / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # the header stays
+    path.write_bytes(data)
+
+
+def empty_state(source: Path, store: Path) -> None:
+    (store / "state.safetensors").write_bytes(b"")
+
+
+def empty_layer(source: Path, store: Path) -> None:
+    (store / "0.safetensors").write_bytes(b"")
+
+
+def flip_layer(source: Path, store: Path) -> None:
+    path = store / "0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def drop_layer(source: Path, store: Path) -> None:
+    (store / "0.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [change_source, empty_state, empty_layer, flip_layer, drop_layer]
+)
+def test_layers_that_are_damaged_or_of_other_weights_are_made_again(
+    tmp_path: Path,
+    text: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path, Path], None],
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    options = {"kv_heads": 2, "calibration": [text], **OPTIONS}
+    damage(source, stop_before_layer(1, monkeypatch, source, tmp_path / "out", options))
+    assert calibrated_layers(source, tmp_path / "out", options) == 2
+    convert(source, tmp_path / "fresh", **options)
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, text: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+
+    def change(progress: Progress) -> None:
+        if (progress.task, progress.done) == ("calibrate", 1):
+            change_source(source, tmp_path)
+
+    with pytest.raises(CheckpointError, match="changed while they were calibrated"):
+        convert(source, tmp_path / "out", kv_heads=2, calibration=[text], watch=change, **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_the_manifest_says_what_was_measured(tmp_path: Path, text: Path) -> None:
@@ -204,6 +283,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, text: Path) -> 
     weights = load_file(source / "model.safetensors")
     weights["model.layers.0.self_attn.v_proj.weight"][3, 3] = float("inf")
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"v_proj\.weight of layer 0 has values"):
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.v_proj\.weight has values"):
         convert(source, tmp_path / "out", kv_heads=2, calibration=[text], **OPTIONS)
     assert not (tmp_path / "out").exists()

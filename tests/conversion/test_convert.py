@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
@@ -281,6 +281,12 @@ def shrink_config(folder: Path) -> None:
     edit(folder, num_key_value_heads=1)
 
 
+def add_layer_9(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.9.self_attn.k_proj.weight"] = torch.ones(64, 64)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def edit(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -297,6 +303,7 @@ BAD = {
     "fewer layers": (
         lambda s: edit(s, num_hidden_layers=1), {"kv_heads": 2}, CheckpointError, "layers",
     ),
+    "stray layer": (add_layer_9, {"kv_heads": 2}, CheckpointError, "num_hidden_layers"),
     "bias": (lambda s: edit(s, attention_bias=True), {"kv_heads": 2}, CheckpointError, "biases"),
     "no weights": (
         lambda s: (s / "model.safetensors").unlink(), {"kv_heads": 2}, CheckpointError, "tensors",

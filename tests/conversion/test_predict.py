@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.conversion.test_nonfinite import damage
 from tests.tiny import tiny_checkpoint
 from upcycle.cli import app as cli
 from upcycle.conversion.predict import predict
 from upcycle.conversion.run import convert
+from upcycle.errors import CheckpointError, DeviceError
 
 TEXT = " ".join(f"word{i % 97} {i * i % 1013}" for i in range(900))
 
@@ -65,3 +67,44 @@ def test_the_command_prints_every_layer_and_json(tmp_path: Path, text: Path) -> 
     data = json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"]).stdout)
     assert [layer["layer"] for layer in data["layers"]] == [0, 1]
     assert set(data["mean"]) == {"1", "2", "4"}
+
+
+@pytest.mark.parametrize("name", ["layers.1.self_attn.k_proj", "layers.0.mlp.up_proj"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(
+    tmp_path: Path, text: Path, name: str, value: float
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    damage(source, f"model.{name}.weight", value, (3, 2))
+    with pytest.raises(CheckpointError, match=rf"model\.{name}\.weight has values") as caught:
+        predict(source, calibration=[text], tokens=512)
+    assert "--allow-nonfinite" not in caught.value.fix
+    with pytest.raises(CheckpointError, match=rf"model\.{name}\.weight has values"):
+        convert(
+            source,
+            tmp_path / "out",
+            kv_heads=2,
+            calibration=[text],
+            calibration_tokens=512,
+            allow_nonfinite=True,
+        )
+
+
+def test_only_rows_of_the_embedding_that_the_text_uses_must_be_finite(
+    tmp_path: Path, text: Path
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    name = "model.embed_tokens.weight"
+    damage(source, name, float("nan"), (ord("Z"), 0))
+    predict(source, calibration=[text], tokens=512)
+    damage(source, name, float("nan"), *((row, 0) for row in range(200)))
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight has values"):
+        predict(source, calibration=[text], tokens=512)
+
+
+def test_a_device_that_is_not_there_is_refused_first(tmp_path: Path, text: Path) -> None:
+    with pytest.raises(DeviceError, match="'abacus' is not available"):
+        predict(tmp_path / "missing", calibration=[text], tokens=512, device="abacus")
+    source = tiny_checkpoint(tmp_path / "source")
+    with pytest.raises(DeviceError, match="'abacus' is not available"):
+        convert(source, tmp_path / "out", kv_heads=2, device="abacus")

@@ -185,18 +185,24 @@ def test_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         convert(source, tmp_path / "out", resume=True, **OPTIONS)
 
 
-@pytest.mark.parametrize("damage", ["torn", "zeros", "no header", "empty", "gone"])
+@pytest.mark.parametrize(
+    "damage",
+    ["torn", "zeros", "no header", "empty", "gone", "not UTF-8", "no record", "other record"],
+)
 def test_a_damaged_journal_loses_only_what_it_cannot_say(tmp_path: Path, damage: str) -> None:
     source = tiny_checkpoint(tmp_path / "source", max_shard_size="100KB")
     left = interrupted(source, tmp_path / "out", 0.99)
     journal = left / JOURNAL_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
     finished = len(lines) - 1
-    expected = {"torn": finished - 1, "zeros": finished}.get(damage, 0)
+    strange = {"not UTF-8": b'"\xff"\n', "no record": b"5\n", "other record": b'{"x": 1}\n'}
+    expected = {"torn": finished - 1, "zeros": finished, "other record": finished}.get(damage, 0)
     if damage == "torn":
         journal.write_bytes(b"".join(lines)[:-9])
     elif damage == "zeros":
         journal.write_bytes(b"".join(lines) + bytes(100) + b"\n")
+    elif damage in strange:
+        journal.write_bytes(b"".join([lines[0], strange[damage], *lines[1:]]))
     elif damage == "no header":
         journal.write_bytes(lines[0][:10])
     elif damage == "empty":

@@ -137,6 +137,25 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
         verify(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("options", {}),
+        ("options", {"dtype": None, "method": "mean", "seed": "1", "calibration": []}),
+        ("source", []),
+        ("source", {"files": None}),
+        ("result", 5),
+    ],
+)
+def test_an_edited_manifest_is_refused(tmp_path: Path, part: str, value: object) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "out", kv_heads=2)
+    path = tmp_path / "out" / "upcycle.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
+    with pytest.raises(CheckpointError, match=rf"upcycle\.json is damaged: {part}\."):
+        verify(source, tmp_path / "out")
+
+
 def test_a_config_that_changed_more_is_named(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source")
     out = tmp_path / "out"

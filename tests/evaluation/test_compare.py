@@ -11,7 +11,7 @@ import torch
 import upcycle
 from tests.tiny import byte_tokenizer, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_file
-from upcycle.errors import DataError, EvaluationError
+from upcycle.errors import DataError, DeviceError, EvaluationError
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.evaluation.results import Comparison
 
@@ -166,7 +166,7 @@ def test_another_tokenizer_is_refused(folders: dict[str, Path], tmp_path: Path) 
 def test_a_bad_request_is_refused(
     folders: dict[str, Path], text: Path, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(EvaluationError, match=message):
+    with pytest.raises((DeviceError, EvaluationError), match=message):
         upcycle.evaluate(folders["source"], [folders["gqa"]], text=[text], **{**SHORT, **options})
 
 

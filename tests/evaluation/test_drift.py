@@ -13,7 +13,7 @@ from upcycle.checkpoint.loading import load_model
 from upcycle.cli import sweep as _sweep  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.conversion.run import convert
-from upcycle.errors import EvaluationError, PlanError
+from upcycle.errors import DeviceError, EvaluationError, PlanError
 from upcycle.evaluation.drift import DriftSweep, sweep_kv_heads
 from upcycle.kvcache.counting import count_attention
 
@@ -105,7 +105,7 @@ def test_a_calibrated_method_is_the_one_of_convert(source: Path) -> None:
     [
         ({"kv_heads": [8, 3]}, PlanError),
         ({"method": "lowrank"}, PlanError),
-        ({"device": "abacus"}, EvaluationError),
+        ({"device": "abacus"}, DeviceError),
         ({"dtype": "int8"}, EvaluationError),
         ({"sequence_length": 4096}, EvaluationError),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from upcycle.errors import CheckpointError
+from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,16 +29,18 @@ def load_model(
     Args:
         folder: a checkpoint folder.
         dtype: of the parameters in memory.
-        device: a torch device; "auto" is the best one that this machine has.
+        device: see `choose_device`.
         attention: transformers' name of an attention implementation; its default where None.
 
     Raises:
         CheckpointError: transformers cannot load the folder, or would fill tensors with noise.
+        DeviceError: this machine lacks the device.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    place = choose_device(device)
     with quiet():
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -58,7 +60,7 @@ def load_model(
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
     _refuse_incomplete(model, report, str(folder))
-    return model.to(best_device(device)).eval()
+    return model.to(place).eval()
 
 
 def model_of(config: "Mapping[str, Any]", tensors: "dict[str, torch.Tensor]") -> Any:
@@ -85,12 +87,24 @@ def model_of(config: "Mapping[str, Any]", tensors: "dict[str, torch.Tensor]") ->
 
 
 def class_config(config: "Mapping[str, Any]") -> Any:
-    """The configuration object that transformers makes of a raw `config.json`."""
+    """The configuration object that transformers makes of a raw `config.json`.
+
+    Raises:
+        CheckpointError: it makes none.
+    """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return AutoConfig.from_pretrained(folder)
+        try:
+            return AutoConfig.from_pretrained(folder)
+        except (*_UNLOADABLE, StrictDataclassError) as error:
+            raise CheckpointError(
+                f"transformers cannot read the configuration: {_said(error)}",
+                where=f"config.json of a {config.get('model_type')!r}",
+                fix="`upcycle inspect` says what is in the folder",
+            ) from error
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -126,15 +140,29 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def best_device(device: str) -> str:
-    """Resolve "auto" to cuda, mps or cpu."""
+def choose_device(name: str) -> str:
+    """The device of that name; "auto" takes the best one that this machine has.
+
+    Raises:
+        DeviceError: an unknown name, or a device that this machine lacks.
+    """
     import torch
 
-    if device != "auto":
-        return device
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    usable = [kind for kind, there in available.items() if there]  # best first
+    if name == "auto":
+        return usable[0]
+    if name not in usable:
+        raise DeviceError(
+            f"device {name!r} is not available",
+            where="device",
+            fix=f"choose one of {', '.join(['auto', *usable])}",
+        )
+    return name
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from upcycle.checkpoint.marks import made_here
 from upcycle.errors import OutputError
 
@@ -125,25 +127,27 @@ def writing(output: Path, *, only: Container[int] | None = None) -> Iterator[Non
             block that does nothing but write.
 
     Raises:
-        OutputError: the block raised such an OSError.
+        OutputError: the block raised such an OSError, or safetensors' own error of one.
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         number = _error_number(error)
         if number is None or (only is not None and number not in only):
             raise
         raise OutputError(
             f"cannot write {output}: {os.strerror(number)}",
-            where=str(error.filename or output),
+            where=str(getattr(error, "filename", None) or output),
             fix="make room, or choose a place that you may write to",
         ) from error
 
 
-def _error_number(error: OSError) -> int | None:
-    """The number of an error; `shutil.copytree` tells the errors of its files as text alone."""
-    told = re.search(r"\[Errno (\d+)\]", str(error)) if isinstance(error, shutil.Error) else None
-    return int(told[1]) if told else error.errno
+def _error_number(error: OSError | SafetensorError) -> int | None:
+    """The number of an error; `shutil.copytree` and safetensors tell it as text alone."""
+    if isinstance(error, OSError) and not isinstance(error, shutil.Error):
+        return error.errno
+    told = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))
+    return int(told[1] or told[2]) if told else None
 
 
 def check_room(folder: Path, nbytes: int) -> None:

@@ -47,7 +47,10 @@ def convert_command(
     ] = None,
     max_shard_size: MaxShardSize = None,
     allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Merge NaN and infinity too.")
+        bool,
+        typer.Option(
+            "--allow-nonfinite", help="Merge NaN and infinity too; not with --calibration."
+        ),
     ] = False,
     overwrite: Overwrite = False,
     resume: Annotated[

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration import advance_counting
 from upcycle.conversion.layer_stream import LayerStream, ResidentLayer
 from upcycle.conversion.observed_attention import AttentionCall, observed
 from upcycle.conversion.refine import Lesson, Refinement, Run, refine
-from upcycle.errors import CheckpointError, FamilyError
+from upcycle.errors import FamilyError
 from upcycle.families import Role, family_in
 from upcycle.heads.grouping import search_groups
 from upcycle.heads.methods import MergeRequest, MergeSteps, get_method
@@ -150,8 +149,6 @@ class CalibratedConversion:
 
     def _merge(self, index: int, gap: Tensor | None) -> MergedLayer | None:
         """Run the source's layer, add its attention's output to the gap, and merge it."""
-        if index in self._plan.source_shape.attention_layers:
-            self._refuse_nonfinite(index)
         done = 0
 
         def add_output(call: AttentionCall) -> None:
@@ -253,16 +250,6 @@ class CalibratedConversion:
             dtypes={role: tensor.dtype for role, tensor in tensors.items()},
             tell=tell,
         )
-
-    def _refuse_nonfinite(self, index: int) -> None:
-        names = self._family.tensor_names(index, self._plan.source_shape)
-        for name in names.values():
-            if count := count_nonfinite(self._checkpoint, name):
-                raise CheckpointError(
-                    f"{name} of layer {index} has values that are NaN or infinite ({count:,})",
-                    where=f"{self._checkpoint.folder}, {name}",
-                    fix="fetch the weights again",
-                )
 
 
 @torch.no_grad()

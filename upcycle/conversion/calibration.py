@@ -33,7 +33,7 @@ def calibrate(
         watch: told the layers that are done.
 
     Raises:
-        CheckpointError: tensors of the class are missing or have another shape.
+        CheckpointError: tensors of the class are missing, have another shape or are not finite.
         FamilyError: the class's attention has a feature that is not expressed here.
     """
     for index in range(start, stream.num_layers):
@@ -61,9 +61,10 @@ def advance_counting(
         attended_heads: see `calibrate`.
 
     Raises:
-        CheckpointError: tensors of the class are missing or have another shape.
+        CheckpointError: tensors of the class are missing, have another shape or are not finite.
         FamilyError: the class's attention has a feature that is not expressed here.
     """
+    stream.refuse_nonfinite(index)
     with stream.layer(index) as layer:
         if layer.attention is None:
             layer.advance(hidden)

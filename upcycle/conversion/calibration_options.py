@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from upcycle.checkpoint.loading import choose_device
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.layer_store import LayerStore
 from upcycle.errors import PlanError
@@ -29,7 +30,7 @@ class Calibration:
         tokens: how many tokens to use.
         refine: optimiser steps for each layer.
         grouping: "contiguous" or "search".
-        device: where layers run.
+        device: where layers run, see `choose_device`.
     """
 
     texts: Sequence[str | Path]
@@ -44,7 +45,9 @@ class Calibration:
         Raises:
             PlanError: an unknown method or grouping, a negative number, or no text where it is
                 needed.
+            DeviceError: this machine lacks the device.
         """
+        choose_device(self.device)
         method = get_method(name or ("lowrank" if self.texts else "mean"))
         if self.grouping not in GROUPINGS:
             raise PlanError(
@@ -125,7 +128,7 @@ class Calibration:
             search=self.grouping == "search",
             device=self.device,
         )
-        next_layer, hidden = store.state()
+        next_layer, hidden = store.take_state()
         if next_layer:
             work.restore(next_layer, hidden)
         for merged in work.layers(watch):

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checkpoint.staging import clear, sync
 from upcycle.families import Role, family_in
 from upcycle.planning import Plan
 
@@ -23,15 +25,24 @@ class LayerStore:
 
     Args:
         folder: where it is, or is to be.
+        sources: content hashes of the source's weights, by file name: what is there is taken over
+            only if it was made from the same.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sources: Mapping[str, str]) -> None:
         self._folder = folder / STORE_NAME
         self._folder.mkdir(exist_ok=True)
+        self._sources = dict(sources)
+        self._layers: dict[str, str] = {}  # content hashes by file name
+        self._next_layer, self._state = self._taken_over() or (0, {})
+        if not self._next_layer:
+            clear(self._folder)
 
     def save(self, layer: int, tensors: Mapping[Role, Tensor], report: Mapping[str, Any]) -> None:
         """Keep a layer's new tensors and what was measured of it."""
-        self._write(f"{layer}.safetensors", tensors, {"report": json.dumps(report)})
+        path = self._path(layer)
+        self._write(path, tensors, {"report": json.dumps(report)})
+        self._layers[path.name] = hash_file(path)
 
     def tensors(self, layer: int) -> dict[Role, Tensor]:
         """A layer's new tensors by role."""
@@ -45,26 +56,42 @@ class LayerStore:
 
     def save_state(self, next_layer: int, state: Mapping[str, Tensor]) -> None:
         """Keep what the layers from `next_layer` on need of those before."""
-        self._write(_STATE, state, {"next_layer": str(next_layer)})
+        facts = {"next_layer": next_layer, "sources": self._sources, "layers": self._layers}
+        self._write(self._folder / _STATE, state, {"facts": json.dumps(facts)})
 
-    def state(self) -> tuple[int, dict[str, Tensor]]:
-        """The next layer and what it needs; 0 and nothing before the first."""
-        path = self._folder / _STATE
-        if not path.is_file():
-            return 0, {}
-        with safe_open(path, framework="pt") as file:
-            next_layer = int(file.metadata()["next_layer"])
-            return next_layer, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    def take_state(self) -> tuple[int, dict[str, Tensor]]:
+        """The next layer and what it needs, once; 0 and nothing where there is none."""
+        state, self._state = self._state, {}
+        return self._next_layer, state
+
+    def _taken_over(self) -> tuple[int, dict[str, Tensor]] | None:
+        """What an earlier run left, if it is whole and of the same source."""
+        try:
+            with safe_open(self._folder / _STATE, framework="pt") as file:
+                facts = json.loads(file.metadata()["facts"])
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            layers = {name: hash_file(self._folder / name) for name in facts["layers"]}
+            if (facts["sources"], facts["layers"]) != (self._sources, layers):
+                return None
+            next_layer = int(facts["next_layer"])
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            return None  # none yet, or damaged
+        self._layers = layers
+        return next_layer, state
 
     def _path(self, layer: int) -> Path:
         return self._folder / f"{layer}.safetensors"
 
-    def _write(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        """Whole or not at all: a kill must not leave half a file under its name."""
-        unfinished = self._folder / f"{name}.new"
+    def _write(
+        self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+    ) -> None:
+        """Whole or not at all: neither a kill nor a power cut leaves half a file under its name."""
+        unfinished = path.with_suffix(".new")
         whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
         save_file(whole, unfinished, metadata=dict(metadata))
-        os.replace(unfinished, self._folder / name)
+        sync(unfinished)
+        os.replace(unfinished, path)
+        sync(self._folder)
 
 
 class StoredLayers:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.attention import AttentionWeights
-from upcycle.checkpoint.loading import best_device
+from upcycle.checkpoint.loading import choose_device
+from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.empty_model import EmptyModel
 from upcycle.conversion.memory import give_back_memory
@@ -106,17 +107,18 @@ class LayerStream:
         Args:
             checkpoint: as opened, or a retargeted view.
             sequence_length: T, tokens of every row.
-            device: a torch device; "auto" is the best one that this machine has.
+            device: see `choose_device`.
             dtype: of weights, computation and hidden states.
             chunk_rows: how many rows go through a layer at once.
 
         Raises:
             CheckpointError: tensors of the class are missing or have another shape.
+            DeviceError: this machine lacks the device.
             FamilyError: no attention of the checkpoint can be converted.
         """
         register_observed_attention()
         self._checkpoint = checkpoint
-        self._device = best_device(device)
+        self._device = choose_device(device)
         self._dtype = dtype
         self._chunk_rows = chunk_rows
         self._model = EmptyModel(checkpoint, dtype=dtype, device=self._device, attention=OBSERVED)
@@ -151,7 +153,7 @@ class LayerStream:
             [B, T, D] on the CPU.
 
         Raises:
-            CheckpointError: there is no embedding.
+            CheckpointError: there is no embedding, or the text uses rows that are not finite.
             DataError: an id beyond the embedding.
         """
         files = self._files.get(self._embedding)
@@ -170,10 +172,13 @@ class LayerStream:
                 where=str(self._checkpoint.folder),
                 fix="put the tokenizer that the model was trained with beside its weights",
             )
+        rows = stored[used].to(self._device, self._dtype)
+        del stored
+        self._refuse_nonfinite(files[0], int((~rows.isfinite()).sum()))  # unused rows may be
         module = self._base.get_input_embeddings()
         padding, module.padding_idx = module.padding_idx, None
-        module.weight = nn.Parameter(stored[used].to(self._device, self._dtype))
-        del stored
+        module.weight = nn.Parameter(rows)
+        del rows
         chunks = [
             self._record(input_ids=rows.to(self._device))[0].hidden.cpu()
             for rows in torch.split(compact, self._chunk_rows)
@@ -204,12 +209,7 @@ class LayerStream:
         """
         prefix = f"{self._layers_path}.{index}."
         part = [name for name in self._model.parameters if name.startswith(prefix)]
-        files = [
-            file
-            for memory, names in self._files.items()
-            if memory.startswith(prefix)
-            for file in names
-        ]
+        files = self._layer_files(prefix)
         parameters: dict[Role, nn.Parameter] = {}
         give_back_memory()  # of whatever was done since the layer before
         try:
@@ -233,6 +233,15 @@ class LayerStream:
             self._model.drop(part)
             give_back_memory()
 
+    def refuse_nonfinite(self, index: int) -> None:
+        """Refuse a layer with a NaN or infinity in it, which would spread to all that is measured.
+
+        Raises:
+            CheckpointError: naming the tensor.
+        """
+        for name in self._layer_files(f"{self._layers_path}.{index}."):
+            self._refuse_nonfinite(name, count_nonfinite(self._checkpoint, name))
+
     def attention_weights(self, index: int) -> AttentionWeights:
         """A layer's attention in canonical form, as it is stored."""
         names = self._family.tensor_names(index, self._shape)
@@ -250,6 +259,23 @@ class LayerStream:
             resident = layer.parameters[role].detach()
             tensors[role] = resident if torch.equal(resident, stored) else stored
         return self._family.read(tensors, self._shape)
+
+    def _layer_files(self, prefix: str) -> list[str]:
+        """The tensors in the files that a part of the model is made from."""
+        return [
+            file
+            for memory, names in self._files.items()
+            if memory.startswith(prefix)
+            for file in names
+        ]
+
+    def _refuse_nonfinite(self, name: str, count: int) -> None:
+        if count:
+            raise CheckpointError(
+                f"{name} has values that are NaN or infinite ({count:,})",
+                where=f"{self._checkpoint.folder}, {name}",
+                fix="fetch the weights again; calibration needs finite ones",
+            )
 
     def _attention_parameters(self, index: int) -> dict[Role, nn.Parameter]:
         names = self._family.tensor_names(index, self._shape)

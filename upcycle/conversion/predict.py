@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.loading import best_device
+from upcycle.checkpoint.loading import choose_device
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration import calibrate
 from upcycle.conversion.calibration_text import calibration_rows
@@ -81,10 +81,12 @@ def predict(
         watch: told the layers that are done.
 
     Raises:
-        CheckpointError: the source is damaged or contradicts itself.
+        CheckpointError: the source is damaged or contradicts itself, or a weight is not finite.
+        DeviceError: this machine lacks the device.
         FamilyError: the source has no KV heads that can be merged.
         DataError: the text cannot be read, or there is too little of it.
     """
+    place = choose_device(device)
     checkpoint = retargeted(Checkpoint.open(source))
     shape = family_in(checkpoint).shape(checkpoint.config)
     plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
@@ -92,7 +94,7 @@ def predict(
     rows = calibration_rows(
         checkpoint, calibration, tokens=tokens, sequence_length=sequence_length, seed=seed
     )
-    stream = LayerStream(checkpoint, rows.shape[1], device=best_device(device))
+    stream = LayerStream(checkpoint, rows.shape[1], device=place)
     layers = []
     for layer, moments in calibrate(stream, stream.embed(rows), watch=watch):
         residuals = LayerResiduals(stream.attention_weights(layer), moments)

@@ -8,7 +8,13 @@ from typing import Any
 import xxhash
 
 from upcycle.checkpoint.files import chunks_of
-from upcycle.checkpoint.manifest import hash_folder, sha256_file, versions, write_manifest
+from upcycle.checkpoint.manifest import (
+    hash_file,
+    hash_folder,
+    sha256_file,
+    versions,
+    write_manifest,
+)
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
@@ -19,6 +25,7 @@ from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
 from upcycle.conversion.merging import LayerMerger, Merger
 from upcycle.conversion.shards import ShardWork
 from upcycle.conversion.tokenizer import keep_tokenizer
+from upcycle.errors import CheckpointError
 from upcycle.families.retargets.view import retargeted
 from upcycle.planning import Plan, plan
 from upcycle.progress import Watcher, ignore
@@ -93,6 +100,7 @@ def convert(
         CheckpointError: the source is damaged or contradicts itself, or what is to be merged is
             not finite.
         FamilyError: the source has no KV heads that can be merged.
+        DeviceError: this machine lacks the device.
         PlanError: `kv_heads`, `method`, `dtype` or `max_shard_size` is not possible, or something
             needs calibration text and there is none.
         DataError: the text cannot be read, or there is too little of it.
@@ -132,11 +140,18 @@ def convert(
         merger: Merger = LayerMerger(checkpoint, todo, allow_nonfinite=allow_nonfinite)
         layers: list[dict[str, Any]] = []
         if rows is not None:
-            store = LayerStore(folder)
+            weights = {h.path.name: hash_file(h.path) for h in opened.headers}
+            store = LayerStore(folder, weights)
             layers = text.merge(checkpoint, todo, rows, store, watch)
             merger = StoredLayers(store, checkpoint, todo)
         work = ShardWork(checkpoint, todo, folder, journal, merger, watch=watch)
         work.run()
+        if rows is not None and work.source_hashes != weights:
+            raise CheckpointError(
+                "the weights changed while they were calibrated",
+                where=str(opened.folder),
+                fix="keep the source unchanged during a conversion, and convert it again",
+            )
         if todo.has_index:
             write_index(folder, [shard.layout for shard in todo.shards])
         left_behind = copy_sidecars(opened, folder)

@@ -109,7 +109,7 @@ class ShardWork:
     def _finish(self, shard: PlannedShard) -> FinishedShard:
         """Write and prove one file, unless an earlier run did and nothing changed since."""
         before = self._journal.finished.get(shard.name)
-        if before is not None and self._is_intact(before):
+        if before is not None and self._is_intact(before, self._sources(shard)):
             self._advance(sum(op.output.nbytes for op in shard.operations), shard.name)
             return before
         written = self._write(shard)
@@ -118,12 +118,12 @@ class ShardWork:
         sources = {name: self._hashing[name].result() for name in self._sources(shard)}
         return FinishedShard(shard.name, written, sources)
 
-    def _is_intact(self, shard: FinishedShard) -> bool:
+    def _is_intact(self, shard: FinishedShard, sources: list[str]) -> bool:
         path = self._folder / shard.name
         return (
             path.is_file()
             and hash_file(path) == shard.digest
-            and all(self._hashing[name].result() == seen for name, seen in shard.sources.items())
+            and shard.sources == {name: self._hashing[name].result() for name in sources}
         )
 
     def _write(self, shard: PlannedShard) -> str:

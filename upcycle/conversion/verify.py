@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
-from upcycle.checkpoint.manifest import read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion import checks
 from upcycle.conversion.checks import Check
@@ -16,7 +17,18 @@ from upcycle.planning import plan
 from upcycle.progress import Progress, Watcher, ignore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+
+# What the checks read of a manifest, and what it must be.
+_FIELDS: dict[tuple[str, str], type | UnionType] = {
+    ("source", "files"): dict,
+    ("options", "dtype"): str | None,
+    ("options", "method"): str,
+    ("options", "seed"): int,
+    ("options", "calibration"): list,
+    ("result", "files"): dict,
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +64,10 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
     if manifest is None or manifest["stage"] != "convert":
         raise CheckpointError(
             f"{after.folder} was not made by `upcycle convert`",
-            where=str(after.folder / "upcycle.json"),
+            where=str(after.folder / MANIFEST_NAME),
             fix="verify the folder that convert made; compare others with `upcycle eval`",
         )
+    _check_fields(manifest, after.folder)
     options = manifest["options"]
     before = retargeted(Checkpoint.open(source), options["dtype"])
     todo = plan(
@@ -86,3 +99,15 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         found += checks.check_reload(after.folder, todo)
     watch(Progress("verify", len(steps) + 1, len(steps) + 1, "checks"))
     return Verification(tuple(found))
+
+
+def _check_fields(manifest: "Mapping[str, Any]", folder: Path) -> None:
+    for (part, key), kind in _FIELDS.items():
+        fields = manifest.get(part)
+        # A key that is left out is no None.
+        if not isinstance(fields, dict) or not isinstance(fields.get(key, ...), kind):
+            raise CheckpointError(
+                f"{MANIFEST_NAME} is damaged: {part}.{key} is not what convert writes",
+                where=str(folder / MANIFEST_NAME),
+                fix="convert the source again",
+            )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upcycle.checkpoint.loading import load_model, load_tokenizer
+from upcycle.checkpoint.loading import choose_device, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.windows import EvalRow
 from upcycle.errors import EvaluationError
@@ -21,7 +21,6 @@ from upcycle.evaluation.margins import check_margins, judge
 from upcycle.evaluation.models import (
     check_context,
     check_same_tokenizer,
-    choose_device,
     choose_dtype,
     labels_of,
 )
@@ -94,7 +93,8 @@ def evaluate(
         watch: told how many tokens were scored.
 
     Raises:
-        EvaluationError: models that cannot be compared, or an unknown device, dtype or margin.
+        EvaluationError: models that cannot be compared, or an unknown dtype or margin.
+        DeviceError: this machine lacks the device.
         CheckpointError: a folder that is no checkpoint.
         FamilyError: a model whose attention is not known.
         DataError: text that cannot be read.

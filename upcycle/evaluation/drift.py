@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from upcycle.checkpoint.loading import load_model, load_tokenizer
+from upcycle.checkpoint.loading import choose_device, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration_options import CALIBRATION_TOKENS
 from upcycle.conversion.run import check_request, convert
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
 from upcycle.evaluation.held_out import read_held_out
-from upcycle.evaluation.models import check_context, choose_device, choose_dtype
+from upcycle.evaluation.models import check_context, choose_dtype
 from upcycle.evaluation.results import Text
 from upcycle.families import shape_of
 from upcycle.kvcache.counting import AttentionCounts, count_attention
@@ -120,7 +120,8 @@ def sweep_kv_heads(
         FamilyError: the source has no KV heads that can be merged.
         PlanError: a number of KV heads, or the method, is not possible.
         DataError: text that cannot be read.
-        EvaluationError: an unknown device or dtype, windows that are too long, or outputs that are
+        DeviceError: this machine lacks the device.
+        EvaluationError: an unknown dtype, windows that are too long, or outputs that are
             not finite.
     """
     checkpoint = Checkpoint.open(source)

@@ -1,4 +1,4 @@
-"""What can be compared, on what: devices, dtypes, contexts, tokenizers, labels."""
+"""What can be compared, on what: dtypes, contexts, tokenizers, labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,32 +6,10 @@ from typing import Any
 
 import torch
 
-from upcycle.checkpoint.loading import best_device
 from upcycle.errors import EvaluationError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PROBE = "def main(argv: list[str]) -> int:\n    return 0  # naïve café, 12345\n"
-
-
-def choose_device(name: str) -> str:
-    """The device of that name; "auto" takes an accelerator where there is one.
-
-    Raises:
-        EvaluationError: an unknown name, or a device that this machine lacks.
-    """
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        return best_device(name)
-    if name not in available or not available[name]:
-        usable = ", ".join(["auto", *(kind for kind, there in available.items() if there)])
-        raise EvaluationError(
-            f"device {name!r} is not available", where="device", fix=f"choose one of {usable}"
-        )
-    return name
 
 
 def choose_dtype(name: str) -> torch.dtype:
@@ -47,18 +25,20 @@ def choose_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def check_context(config: Any, sequence_length: int, folder: Path) -> None:
-    """Refuse windows that are longer than a model's context.
+def check_context(
+    config: Any, sequence_length: int, folder: Path, *, key: str = "sequence_length"
+) -> None:
+    """Refuse windows that are longer than a model's context, by the name of the option that is.
 
     Raises:
         EvaluationError: they are.
     """
-    longest = config.max_position_embeddings
-    if sequence_length > longest:
+    longest = getattr(config, "max_position_embeddings", None)  # some families have no limit
+    if longest is not None and sequence_length > longest:
         raise EvaluationError(
             f"windows of {sequence_length} tokens exceed the model's context of {longest}",
-            where=f"sequence_length; {folder}",
-            fix=f"set sequence_length to at most {longest}",
+            where=f"{key}; {folder}",
+            fix=f"set {key} to at most {longest}",
         )
 
 
