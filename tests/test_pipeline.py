@@ -11,8 +11,16 @@ from upcycle.checkpoint.staging import locked
 from upcycle.cli import main
 from upcycle.cli.console import Console
 from upcycle.cli.run import run_command
-from upcycle.errors import DataError, OutputError, PlanError, UpcycleError
+from upcycle.errors import (
+    DataError,
+    EvaluationError,
+    ExportError,
+    OutputError,
+    PlanError,
+    UpcycleError,
+)
 from upcycle.pipeline import RunResult, run
+from upcycle.pipeline.preflight import preflight
 from upcycle.progress import Progress
 from upcycle.recipe.loading import load_recipe
 
@@ -41,6 +49,7 @@ export: {context: 32}
 
 ALL = ["convert", "train", "evaluate", "export", "report"]
 SHORT = ["convert", "evaluate", "report"]
+SAME_SIZE = b"other bytes of the same size"
 
 
 @pytest.fixture
@@ -178,6 +187,7 @@ def test_a_kill_after_the_export_leaves_no_stale_section(
         ("converted/upcycle.json", b"{", ["convert"]),
         ("converted/model.safetensors", None, ["convert"]),
         ("converted/model.safetensors", b"short", ["convert"]),
+        ("converted/model.safetensors", SAME_SIZE, ["convert"]),
     ],
 )
 def test_a_damaged_stage_is_run_again(
@@ -186,8 +196,11 @@ def test_a_damaged_stage_is_run_again(
     result, _ = run_it(short_recipe)
     made = hash_folder(result.layout.output)
     path = result.layout.output / damage
+    size = path.stat().st_size
     path.unlink()
-    if content is not None:
+    if content == SAME_SIZE:
+        path.write_bytes(b"\0" * size)
+    elif content is not None:
         path.write_bytes(content)
     assert run_it(short_recipe)[1] == expected
     assert hash_folder(result.layout.output) == made
@@ -274,15 +287,41 @@ def test_an_output_that_cannot_be_made_is_refused(short_recipe: Path, output: st
         ("convert.kv_heads=3", PlanError),
         ("convert.method=none", PlanError),
         ("evaluate.text=[none.txt]", DataError),
+        ("evaluate.text=[empty.txt]", DataError),
+        ("evaluate.text=[broken.jsonl]", DataError),
+        ("evaluate.sequence_length=129", EvaluationError),
+        ("evaluate.new_tokens=128", EvaluationError),
+        ("train.sequence_length=129", EvaluationError),
+        ("train.batch_size=4000", DataError),
+        ("train.data.sources.0.path=empty.txt", DataError),
+        ("export.context=33", ExportError),
+        ("export.context=160", EvaluationError),
+        ("export.quantize=none", ExportError),
     ],
 )
 def test_a_refused_request_leaves_nothing(
-    short_recipe: Path, override: str, error: type[UpcycleError]
+    recipe: Path, override: str, error: type[UpcycleError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = tree(short_recipe.parent)
+    monkeypatch.chdir(recipe.parent)
+    Path("empty.txt").touch()
+    Path("broken.jsonl").write_text("{broken")
+    before = tree(recipe.parent)
     with pytest.raises(error):
-        run_it(short_recipe, override)
-    assert tree(short_recipe.parent) == before
+        run_it(recipe, override)
+    assert tree(recipe.parent) == before
+    asked = load_recipe(recipe, [override]).model_dump_json(exclude_none=True)
+    recipe.write_text(asked)
+    assert not all(check.passed for check in preflight(recipe)), "doctor says the same"
+
+
+def test_a_strangers_training_log_stays(recipe: Path) -> None:
+    log = recipe.parent / "out" / "training" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("mine")
+    with pytest.raises(OutputError, match="was not made by upcycle"):
+        run_it(recipe)
+    assert log.read_text() == "mine"
+    assert not (recipe.parent / "out" / "converted").exists()
 
 
 def test_a_failed_margin_is_no_success(recipe: Path) -> None:

@@ -82,3 +82,11 @@ def test_repetition_counts_repeated_fourgrams() -> None:
     assert repetition([1, 2, 3]) == 0
     assert repetition([1, 2, 3, 4, 5]) == 0
     assert repetition([7] * 12) == pytest.approx(8 / 9)
+
+
+def test_a_prompt_beyond_the_context_is_refused() -> None:
+    model = tiny_model(max_position_embeddings=16)
+    prompt = "x" * 11  # and BOS
+    assert len(greedy_tokens(model, TOKENIZER, prompt, 5)) == 5
+    with pytest.raises(EvaluationError, match=r"12 tokens and 6 new ones exceed .* of 16"):
+        greedy_tokens(model, TOKENIZER, prompt, 6)

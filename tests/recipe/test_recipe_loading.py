@@ -278,3 +278,27 @@ def test_every_shipped_recipe_is_valid(path: Path) -> None:
     assert Path(recipe.source).is_dir()
     for source in recipe.train.data.sources if recipe.train else ():
         assert source.path.exists(), source.path
+
+
+@pytest.mark.parametrize("path", ["a\0b", "~nobody-of-that-name/x", "x" * 300])
+@pytest.mark.parametrize("key", ["source", "output", "train.data.sources.0.path"])
+def test_a_path_that_no_file_system_has(tmp_path: Path, path: str, key: str) -> None:
+    recipe = write(tmp_path)
+    override = f"{key}={json.dumps(path)}"
+    with pytest.raises(RecipeError, match="no path can be") as caught:
+        load_recipe(recipe, [override])
+    assert caught.value.where == f"override {override!r}"
+    if key != "train.data.sources.0.path":
+        with pytest.raises(RecipeError, match="no path can be") as caught:
+            load_recipe(write(tmp_path, **{key: path}))
+        assert key in caught.value.where
+
+
+def test_a_recipe_of_too_long_a_name() -> None:
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        load_recipe("x" * 300 + ".yaml")
+
+
+def test_an_override_of_a_wrong_tag(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is no int"):
+        load_recipe(write(tmp_path), ["train.steps=!!int ''"])

@@ -59,6 +59,10 @@ def test_lines() -> None:
         ("a: b: c", "t:1: not valid YAML"),
         ("a: \x00", "t: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "t:2: not valid YAML"),
+        ("b: 1\na: !!int ''", "t:2: a: '' is no int"),
+        ("a: !!bool foo", "t:1: a: 'foo' is no bool"),
+        ("a: [!!timestamp foo]", "t:1: a.0: 'foo' is no timestamp"),
+        ("[" * 3000, "t: not valid YAML: nested too deep"),
     ],
 )
 def test_problems(text: str, problem: str) -> None:

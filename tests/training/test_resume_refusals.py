@@ -72,3 +72,43 @@ def test_a_training_folder_that_cannot_be_made(run: TinyRun) -> None:
     (run.folder / "file").write_text("a file")
     with pytest.raises(OutputError, match="cannot write"):
         run.train("other", work="file")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"5",
+        b"[" * 9999,
+        b"\xff",
+        b'{"step": "x", "facts": 3, "files": {}}',
+        b'{"step": 4, "facts": {}, "files": {}}',
+    ],
+)
+def test_a_damaged_state_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    run = tiny_run(tmp_path)
+    run.train(steps=4)
+    (run.folder / "out-training" / "step-4" / "state.json").write_bytes(content)
+    result = run.train(steps=4, resume=True, overwrite=True)
+    assert "went on after step 2" in result.notes
+    assert any(note.startswith("step-4 is ") for note in result.notes)
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"5", b'{"loss": 1}', b'{"step": "x"}'])
+def test_a_damaged_log_is_read_up_to_the_damage(run: TinyRun, line: bytes) -> None:
+    log = run.folder / "out-training" / "log.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole + line + b"\n")
+    run.train(steps=2, resume=True, overwrite=True)
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert b"".join(lines[:-1]) == whole
+    assert b"resumed" in lines[-1]
+
+
+def test_a_strangers_log_stays(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    log = tmp_path / "out-training" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text('{"step": 1, "mine": true}\n')
+    with pytest.raises(OutputError, match="was not made by upcycle"):
+        run.train(steps=2, resume=True)
+    assert log.read_text() == '{"step": 1, "mine": true}\n'

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     **os.environ,
-    "ACCELERATE_USE_CPU": "true",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
 }

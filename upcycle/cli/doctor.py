@@ -17,7 +17,7 @@ def doctor_command(
     ] = None,
 ) -> Outcome:
     """Check the installation and, with a recipe, everything that its run relies on."""
-    from upcycle.training.preflight import preflight
+    from upcycle.pipeline.preflight import preflight
 
     checks = []
     for number, check in enumerate(preflight(recipe_file), start=1):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.marks import made_here
 from upcycle.checkpoint.staging import check_output, write_file
 
@@ -15,11 +16,11 @@ class Record(BaseModel, frozen=True):
 
     Attributes:
         fingerprint: of its options and inputs.
-        files: the sizes of the files that it made; None where it was started and did not finish.
+        files: the hashes of the files that it made; None where it was started and did not finish.
     """
 
     fingerprint: str
-    files: dict[str, int] | None = None
+    files: dict[str, str] | None = None
 
 
 _RECORDS = TypeAdapter(dict[str, Record])
@@ -46,10 +47,13 @@ class Records:
         return found is not None and found.fingerprint == fingerprint
 
     def is_finished(self, stage: str, fingerprint: str, output: Path) -> bool:
-        """Whether all files that the same stage made are there in their sizes."""
+        """Whether all files that the same stage made are there as it left them."""
         files = self._files(stage)
-        is_whole = bool(files) and files.items() <= _sizes(output).items()
-        return self.was_started(stage, fingerprint) and is_whole
+        if not (self.was_started(stage, fingerprint) and files):
+            return False
+        return files.keys() <= _names(output) and all(
+            hash_file(output / name) == known for name, known in files.items()
+        )
 
     def make_room(self, stage: str, output: Path) -> None:
         """Remove what is left of a damaged output.
@@ -58,7 +62,7 @@ class Records:
             OutputError: something is there that was not made here.
         """
         # Without a manifest that can be read, its names alone tell it from a stranger's folder.
-        is_ours = not output.is_symlink() and _sizes(output).keys() <= self._files(stage).keys()
+        is_ours = not output.is_symlink() and _names(output) <= self._files(stage).keys()
         if is_ours and output.is_dir() and not made_here(output):
             shutil.rmtree(output)
         check_output(output, overwrite=True)
@@ -69,9 +73,10 @@ class Records:
 
     def finish(self, stage: str, fingerprint: str, output: Path) -> None:
         """Note that a stage made its output."""
-        self._write(stage, Record(fingerprint=fingerprint, files=_sizes(output)))
+        files = {name: hash_file(output / name) for name in sorted(_names(output))}
+        self._write(stage, Record(fingerprint=fingerprint, files=files))
 
-    def _files(self, stage: str) -> dict[str, int]:
+    def _files(self, stage: str) -> dict[str, str]:
         found = self._found.get(stage)
         return {} if found is None else found.files or {}
 
@@ -81,10 +86,6 @@ class Records:
         write_file(self._path, text + "\n")
 
 
-def _sizes(output: Path) -> dict[str, int]:
-    """Bytes of every file below a folder; nothing where there is none."""
-    return {
-        path.relative_to(output).as_posix(): path.stat().st_size
-        for path in output.rglob("*")
-        if path.is_file()
-    }
+def _names(output: Path) -> set[str]:
+    """Every file below a folder; nothing where there is none."""
+    return {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}

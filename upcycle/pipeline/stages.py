@@ -17,15 +17,18 @@ import xxhash
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, hash_folder, write_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
 from upcycle.checkpoint.staging import locked, staged, writing
-from upcycle.conversion.run import check_request, convert
+from upcycle.conversion.run import convert
 from upcycle.data.documents import packaged_text
 from upcycle.families import shape_of
-from upcycle.pipeline.layout import Layout, check_inputs
+from upcycle.pipeline.layout import Layout
 from upcycle.pipeline.records import Records
+from upcycle.pipeline.request import request_checks
 from upcycle.progress import Watcher, ignore
 from upcycle.recipe.schema import BUILTIN, ExportRecipe, Recipe
 from upcycle.report.build import build_report
 from upcycle.report.render import write_report
+from upcycle.training.log import LOG_NAME
+from upcycle.training.state import check_work, state_folders
 
 _HASHED = ("text", "calibration", "quantize")  # as files: their paths say nothing
 
@@ -99,8 +102,8 @@ def run(
     chunked = recipe.export is not None and recipe.export.chunk_size is not None
     layout = Layout(recipe.output, chunked=chunked)
     source = resolve(recipe.source)
-    check_inputs(layout.output, [source, *recipe.texts, *inputs])
-    check_request(source, **recipe.convert.model_dump())
+    for _, check in request_checks(recipe, source, inputs):
+        check()
     with writing(layout.output):
         layout.output.mkdir(parents=True, exist_ok=True)
     with locked(layout.output.resolve(), layout.output):
@@ -115,6 +118,7 @@ def _run_stages(
 ) -> list[str]:
     """Run what is not finished; the names of the stages that were."""
     records = Records(layout.stages)
+    check_work(layout.training)
     for stage in stages:
         records.make_room(stage.name, stage.output)
     skipped = []
@@ -138,7 +142,7 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
     stages = []
     last = layout.converted if recipe.train is None else layout.uptrained
     candidates = [layout.converted] if recipe.train is None else [layout.converted, last]
-    log = None if recipe.train is None else layout.training / "log.jsonl"
+    log = None if recipe.train is None else layout.training / LOG_NAME
     source_hash = _content(source)
 
     def models() -> dict[str, Any]:
@@ -276,8 +280,6 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
 
 def _forget_training(layout: Layout) -> None:
     """Remove the states of another run."""
-    from upcycle.training.state import state_folders
-
     for folder in state_folders(layout.training):
         shutil.rmtree(folder)
 

@@ -32,7 +32,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: with every problem found, each with file, line and key.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # false of a name that no file can have
         raise RecipeError(
             f"there is no recipe {path}", where=str(path), fix="name a .yaml or .py file"
         )
@@ -45,10 +45,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
             problems.append(Problem(path.name, "must be a mapping with source, output, convert, …"))
     if not isinstance(value, dict):
         raise _failure(path, problems)
-    _resolve_paths(value, path.parent.resolve())
     origins: dict[Location, str] = {}
-    for override in overrides:
-        problems += _apply(value, override, origins)
 
     def place(location: Location) -> str:
         for length in range(len(location), 0, -1):
@@ -56,6 +53,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
                 return origins[location[:length]]
         return where(location)
 
+    problems += _resolve_paths(value, path.parent.resolve(), place)
+    for override in overrides:
+        problems += _apply(value, override, origins)
     try:
         recipe = Recipe.model_validate(value)
     except ValidationError as error:
@@ -129,7 +129,7 @@ def _apply(value: dict[str, Any], override: str, origins: dict[Location, str]) -
     tree = Tree(text, name)
     if tree.problems:
         return tree.problems
-    location: Location = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    location: Location = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     node: Any = value
     for part in location[:-1]:
         if isinstance(node, list):
@@ -151,20 +151,33 @@ def _apply(value: dict[str, Any], override: str, origins: dict[Location, str]) -
     else:
         return [Problem(name, f"{last!r} is no key or item here")]
     origins[location] = name
-    _resolve_paths(value, Path.cwd(), below=location)
-    return []
+    return _resolve_paths(value, Path.cwd(), lambda _: name, below=location)
 
 
-def _resolve_paths(value: dict[str, Any], folder: Path, below: Location = ()) -> None:
-    """Make the paths at or below a location absolute, in place. Values of a wrong type stay."""
+def _resolve_paths(
+    value: dict[str, Any], folder: Path, place: Callable[[Location], str], below: Location = ()
+) -> list[Problem]:
+    """Make the paths at or below a location absolute, in place. Values of a wrong type stay.
+
+    Returns:
+        Those that no file system has.
+    """
+    problems = []
     for container, key, location in _path_slots(value):
         is_below = location[: len(below)] == below
         if is_below and isinstance(container[key], str):
             text = container[key]
-            absolute = (folder / Path(text).expanduser()).resolve()
-            names_a_model = location == ("source",) and not absolute.exists() and is_hub_id(text)
-            if not names_a_model:
+            try:
+                absolute = (folder / Path(text).expanduser()).resolve()
+                names_a_model = not absolute.exists() and location == ("source",)
+            # A null character, an unknown user's home, or a name that is too long.
+            except (ValueError, RuntimeError, OSError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                problems.append(Problem(place(location), f"no path can be {text!r}: {reason}"))
+                continue
+            if not (names_a_model and is_hub_id(text)):
                 container[key] = str(absolute)
+    return problems
 
 
 def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:

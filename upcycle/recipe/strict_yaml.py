@@ -82,6 +82,8 @@ class Tree:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark is not None else 1
             self.problems.append(Problem(f"{name}:{line}", f"not valid YAML: {error.problem}"))
+        except RecursionError:
+            self.problems.append(Problem(name, "not valid YAML: nested too deep"))
         except (yaml.YAMLError, ValueError) as error:
             reason = " ".join(str(error).split())
             self.problems.append(Problem(name, f"not valid YAML: {reason}"))
@@ -107,7 +109,12 @@ class Tree:
             ]
         if isinstance(node, yaml.MappingNode):
             return self._build_mapping(loader, node, location, (*parents, node))
-        return loader.construct_object(node)
+        try:
+            return loader.construct_object(node)
+        except (ValueError, LookupError, AttributeError):  # of a tag that the value does not suit
+            kind = node.tag.rpartition(":")[2]
+            self.problems.append(Problem(self.where(location), f"{node.value!r} is no {kind}"))
+            return None
 
     def _build_mapping(
         self,

@@ -1,6 +1,7 @@
 """Gather everything that a report shows into one JSON document."""
 
 import json
+import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -69,7 +70,7 @@ def read_training_log(path: Path) -> Training | None:
         {"step": row["step"], "loss": row["loss"]} for row in _thinned(steps)
     ]
     held_out: list[HeldOutPoint] = [
-        {"step": row["step"], "kl": row["heldout_kl"], "nll": row["heldout_nll"]}
+        {"step": row["step"], "kl": _number(row["heldout_kl"]), "nll": _number(row["heldout_nll"])}
         for row in rows
         if "heldout_kl" in row
     ]
@@ -80,6 +81,11 @@ def read_training_log(path: Path) -> Training | None:
         "points": points,
         "held_out": held_out,
     }
+
+
+def _number(logged: float | None) -> float:
+    """A value of the log, in which null stands for one that is not finite."""
+    return math.nan if logged is None else logged
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import read_documents
 from upcycle.data.ledger import Ledger
-from upcycle.data.packing import PackedRows, pack
+from upcycle.data.packing import IGNORED, PackedRows, pack
 from upcycle.data.tokens import tokenise_documents
 from upcycle.errors import DataError
 from upcycle.recipe.schema import TrainRecipe
@@ -16,12 +16,13 @@ from upcycle.recipe.schema import TrainRecipe
 # What may differ between a run and its resumption: none of it touches the weights.
 _FREE_KEYS = {"checkpoint_every", "keep_last", "evaluate_every"}
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
+_DOCUMENTS = 20  # of every source, read at least before a run
 
 
 def training_rows(
     tokenizer_folder: Path, recipe: TrainRecipe, ledger: Ledger | None = None
 ) -> tuple[PackedRows, PackedRows]:
-    """Packed rows to train on, and the last few (at most 2 %), which are held out from it.
+    """Packed rows to train on, and the last few (about 2 %), which are held out from it.
 
     Raises:
         DataError: the text cannot be read, or is less than one batch.
@@ -35,16 +36,57 @@ def training_rows(
         assistant_only=recipe.data.chat.assistant_only,
     )
     rows = pack(tokens, recipe.sequence_length)
-    num_held_out = min(_MOST_HELD_OUT_ROWS, max(1, len(rows) // _HELD_OUT_SHARE))
+    # The last rows may carry no loss, such as one of a single token: there is nothing to measure.
+    last_with_targets = int((rows.labels != IGNORED).any(dim=1).nonzero().max())
+    num_held_out = max(_held_out(len(rows)), len(rows) - last_with_targets)
+    _check_batch(len(rows), num_held_out, recipe)
     num_training = len(rows) - num_held_out
-    if num_training < recipe.batch_size:
+    return rows.part(0, num_training), rows.part(num_training, len(rows))
+
+
+def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
+    """Refuse text that no run could train on, reading little more of it than that takes.
+
+    Returns:
+        What was found, for people.
+
+    Raises:
+        DataError: a source cannot be read, rendered and tokenised, or all are less than one batch.
+    """
+    tokenizer, data = load_tokenizer(tokenizer_folder), recipe.data
+    enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
+    details, filled = [], 0
+    for source in data.sources:
+        documents = read_documents([source.path], data.text_column)
+        count = 0
+        for number, tokens in enumerate(
+            tokenise_documents(documents, tokenizer, assistant_only=data.chat.assistant_only), 1
+        ):
+            count += len(tokens.ids)
+            if number >= _DOCUMENTS and filled + count >= enough:
+                details.append(f"{source.path.name}: first {number} documents, {count:,} tokens")
+                break
+        else:
+            details.append(f"{source.path.name}: {count:,} tokens")
+        filled += count
+    if filled < enough:
+        num_rows = -(-filled // recipe.sequence_length) if filled >= recipe.sequence_length else 0
+        _check_batch(num_rows, _held_out(num_rows), recipe)
+    return "; ".join(details)
+
+
+def _held_out(num_rows: int) -> int:
+    return min(_MOST_HELD_OUT_ROWS, max(1, num_rows // _HELD_OUT_SHARE))
+
+
+def _check_batch(num_rows: int, num_held_out: int, recipe: TrainRecipe) -> None:
+    if num_rows - num_held_out < recipe.batch_size:
         raise DataError(
-            f"too little text: {len(rows)} rows of {recipe.sequence_length} tokens, of which "
+            f"too little text: {num_rows} rows of {recipe.sequence_length} tokens, of which "
             f"{num_held_out} held out, are less than one batch of {recipe.batch_size}",
             where="recipe, train.data.sources",
             fix="add text, or lower batch_size or sequence_length",
         )
-    return rows.part(0, num_training), rows.part(num_training, len(rows))
 
 
 def run_facts(

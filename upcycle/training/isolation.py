@@ -4,6 +4,7 @@ transformers separates documents by their positions only where it gets neither a
 cache; with either, attention leaks across them without a word.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,9 +37,15 @@ def check_isolation(model: "PreTrainedModel") -> None:
     """Run the proof.
 
     Raises:
-        TrainingError: this model lets packed documents see each other.
+        TrainingError: this model lets packed documents see each other, or computes no numbers.
     """
     leak = packing_leak(model)
+    if math.isnan(leak):
+        raise TrainingError(
+            "its logits are not finite, or all the same",
+            where=f"weights of {type(model).__name__}",
+            fix="the checkpoint is damaged: fetch it or make it again",
+        )
     if not leak <= _TOLERANCE:
         raise TrainingError(
             f"packed documents see each other: logits move by {leak:.1e} of their spread, "

@@ -1,9 +1,12 @@
 """`log.jsonl`: one JSON object per event of a run, each step in it once."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
+
+LOG_NAME = "log.jsonl"
 
 
 class RunLog:
@@ -11,7 +14,7 @@ class RunLog:
 
     A step's record has tokens (trained on so far), loss, ce, kl (nats per token), lr, grad_norm
     and tokens_per_second; an evaluation's heldout_nll and heldout_kl; a skipped step's skipped and
-    rows; a resumption's resumed and notes.
+    rows; a resumption's resumed and notes. A number that is not finite is null.
 
     Args:
         path: the file.
@@ -25,14 +28,14 @@ class RunLog:
         found = [] if after is None or not path.is_file() else read_log(path)
         kept = [record for record in found if after is not None and record["step"] <= after]
         self.held_out: list[tuple[float, float]] = [
-            (record["heldout_nll"], record["heldout_kl"])
+            (_number(record["heldout_nll"]), _number(record["heldout_kl"]))
             for record in kept
-            if "heldout_nll" in record
+            if "heldout_nll" in record and "heldout_kl" in record
         ]
         if self._path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
-            partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            partial.write_text("".join(map(_line, kept)), encoding="utf-8")
             os.replace(partial, path)
 
     def write(self, step: int, **values: Any) -> None:
@@ -41,15 +44,40 @@ class RunLog:
             self.held_out.append((values["heldout_nll"], values["heldout_kl"]))
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
+                file.write(_line({"step": step, **values}))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log, up to a last line that a killed run did not finish."""
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    """The records of a log, up to a line that a killed run did not finish or that is damaged."""
+    records: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+            break
+        records.append(record)
     return records
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is empty or begins as the log of a run does."""
+    if not (path.is_file() and path.stat().st_size):
+        return path.is_file()
+    records = read_log(path)
+    return bool(records) and bool(records[0].keys() & {"heldout_nll", "resumed"})
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A record as JSON, which has no word for what is not finite."""
+    values = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def _number(value: Any) -> float:
+    """A logged number again."""
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,5 +1,6 @@
 """`uptrain`: from a converted checkpoint and its source to an uptrained checkpoint."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,27 +12,34 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from upcycle.checkpoint.loading import load_model
+from upcycle.checkpoint.loading import class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
 from upcycle.data.ledger import Ledger
 from upcycle.data.packing import PackedRows
 from upcycle.errors import TrainingError
+from upcycle.evaluation.models import check_context
 from upcycle.progress import Progress, Watcher, ignore
 from upcycle.recipe.schema import TrainRecipe
 from upcycle.training.facts import run_facts, training_rows
 from upcycle.training.isolation import check_isolation
-from upcycle.training.log import RunLog
+from upcycle.training.log import LOG_NAME, RunLog
 from upcycle.training.models import (
     check_vocabulary,
     choose_trainable,
     stored_names,
 )
 from upcycle.training.result import weights_moved, write_result
-from upcycle.training.state import check_facts, find_state, load_state, save_state, state_folders
+from upcycle.training.state import (
+    check_facts,
+    check_work,
+    find_state,
+    load_state,
+    save_state,
+    state_folders,
+)
 from upcycle.training.step import StepResult, Trainer
 
-LOG_NAME = "log.jsonl"
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
 _SUPPORTED = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
 
@@ -98,14 +106,19 @@ def uptrain(
         CheckpointError: the student or the teacher is damaged.
         FamilyError: the student's attention is not of a known family.
         DataError: the text cannot be read, or is too little.
-        OutputError: the output exists, or it or `work` cannot be written or is being written by
-            another run.
+        EvaluationError: rows are longer than a model's context.
+        OutputError: the output exists, or it or `work` cannot be written, is being written by
+            another run or holds what no run wrote.
         TrainingError: the run cannot start, resume or go on.
     """
     accelerator = _accelerator()
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)
     check_output(output, overwrite=overwrite, inputs=[checkpoint.folder, source.folder])
+    for model in (checkpoint, source):
+        config = class_config(model.config).get_text_config()
+        check_context(config, recipe.sequence_length, model.folder, key="train.sequence_length")
     with _writing_alone(work, accelerator):
+        check_work(work)
         if not resume and state_folders(work):
             raise TrainingError(
                 f"{work} holds the states of an earlier run",
@@ -304,11 +317,20 @@ def _accelerator() -> Accelerator:
     The loop scales losses, casts and counts steps itself: accelerate's own accumulation divides
     by micro-batches rather than tokens.
     """
-    accelerator = Accelerator(mixed_precision="no")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    # Without an accelerator, accelerate must be told that the processes belong together.
+    on_cpu = world > 1 and not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
     if accelerator.distributed_type not in _SUPPORTED:
         raise TrainingError(
             f"training under {accelerator.distributed_type.value} is not supported",
             where="the accelerate configuration",
             fix="start plain data parallelism with `torchrun --nproc-per-node N -m upcycle train`",
+        )
+    if accelerator.num_processes != world:
+        raise TrainingError(
+            f"{world} processes were started, and accelerate joined {accelerator.num_processes}",
+            where=f"WORLD_SIZE, and processes on {accelerator.device.type}",
+            fix="start one process, or set ACCELERATE_USE_CPU=true to train on the CPU",
         )
     return accelerator

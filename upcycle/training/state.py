@@ -12,15 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.staging import staged
-from upcycle.errors import TrainingError
+from upcycle.errors import OutputError, TrainingError
+from upcycle.training.log import LOG_NAME, is_log
 
 _WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "moments.safetensors", "state.json"
 _PREFIX = "step-"
+
+
+class _Document(BaseModel, strict=True):
+    """What `state.json` holds: `FoundState`'s values, and the hash of every other file."""
+
+    step: NonNegativeInt
+    facts: dict[str, Any]
+    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -87,17 +97,17 @@ def find_state(work: Path) -> FoundState | None:
     notes = []
     for folder in state_folders(work):
         try:
-            document = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            document = _Document.model_validate_json((folder / _STATE).read_bytes())
             damaged = [
                 name
-                for name, content_hash in document["files"].items()
-                if hash_file(folder / name) != content_hash
+                for name in (_WEIGHTS, _MOMENTS)
+                if hash_file(folder / name) != document.files.get(name)
             ]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValidationError) as error:
             notes.append(f"{folder.name} is incomplete ({type(error).__name__}): passed over")
             continue
         if not damaged:
-            return FoundState(folder, document["step"], document["facts"], tuple(notes))
+            return FoundState(folder, document.step, document.facts, tuple(notes))
         notes.append(f"{folder.name} is damaged ({', '.join(damaged)}): passed over")
     if notes:
         raise TrainingError(
@@ -106,6 +116,21 @@ def find_state(work: Path) -> FoundState | None:
             fix="remove the folder to train from the beginning",
         )
     return None
+
+
+def check_work(work: Path) -> None:
+    """Refuse a training folder whose log no run wrote: it would be written over.
+
+    Raises:
+        OutputError: it holds such a log, and no state that a run could go on from.
+    """
+    log = work / LOG_NAME
+    if log.exists() and not (is_log(log) or state_folders(work)):
+        raise OutputError(
+            f"{log} was not made by upcycle",
+            where=str(log),
+            fix="choose another output, or move the file away",
+        )
 
 
 def load_state(

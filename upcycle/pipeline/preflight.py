@@ -5,25 +5,22 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
 
-from upcycle.checkpoint.loading import load_model, load_tokenizer
+from upcycle.checkpoint.loading import class_config, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.documents import packaged_text, read_documents
-from upcycle.data.tokens import tokenise_documents
 from upcycle.errors import UpcycleError
-from upcycle.families import shape_of
+from upcycle.pipeline.request import request_checks
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe
 from upcycle.training.isolation import check_isolation, packing_leak
 
 _PROBE = "def main():\n    return 'naïve café', 0x1F, \"→\"\n"
 _STATE_BYTES = 12  # an fp32 master and two fp32 moments for each parameter
-_DOCUMENTS = 20
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,12 @@ def preflight(recipe_file: Path | None = None) -> Iterator[Check]:
         yield Check("recipe and source", False, _one_line(error))
         return
     yield Check("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
-    yield _check("KV heads", lambda: _kv_heads(checkpoint, recipe))
+    for name, look in request_checks(recipe, checkpoint.folder, [recipe_file]):
+        yield _check(name, look)
     yield _check("tokenizer", lambda: _tokenizer(checkpoint))
     yield _check("generation config", lambda: _generation_config(checkpoint))
     yield _check("disk space", lambda: _disk_space(checkpoint, recipe))
     if recipe.train is not None:
-        yield _check("training text", lambda: _training_text(checkpoint, recipe))
         yield _check("packed rows", lambda: _isolation(checkpoint))
 
 
@@ -120,27 +117,14 @@ def _packaged_texts() -> str:
     return ", ".join(f"{name} {count} documents" for name, count in counts.items())
 
 
-def _kv_heads(checkpoint: Checkpoint, recipe: Recipe) -> str:
-    shape = shape_of(checkpoint.config)
-    valid = shape.valid_kv_heads
-    if recipe.convert.kv_heads not in valid:
-        raise _FailedError(
-            f"{shape.num_key_value_heads} cannot become {recipe.convert.kv_heads}; "
-            f"valid are {', '.join(map(str, valid))}"
-        )
-    return f"{shape.num_key_value_heads} → {recipe.convert.kv_heads}"
-
-
 def _tokenizer(checkpoint: Checkpoint) -> str:
     """Ids fit the embedding, and plain text survives a round trip."""
-    from transformers import AutoConfig
-
     tokenizer = load_tokenizer(checkpoint.folder)
     ids = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     if back.strip() != _PROBE.strip():
         raise _FailedError(f"{_PROBE!r} comes back as {back!r}: not the text that is trained on")
-    rows = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True).vocab_size
+    rows = class_config(checkpoint.config).get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:
         raise _FailedError(
@@ -179,22 +163,6 @@ def _disk_space(checkpoint: Checkpoint, recipe: Recipe) -> str:
     if free < needed:
         raise _FailedError(f"{detail}; choose another output")
     return detail
-
-
-def _training_text(checkpoint: Checkpoint, recipe: Recipe) -> str:
-    """The first documents of every source can be read, rendered and tokenised."""
-    assert recipe.train is not None
-    data = recipe.train.data
-    tokenizer = load_tokenizer(checkpoint.folder)
-    details = []
-    for source in data.sources:
-        documents = islice(read_documents([source.path], data.text_column), _DOCUMENTS)
-        tokens = list(
-            tokenise_documents(documents, tokenizer, assistant_only=data.chat.assistant_only)
-        )
-        count = sum(len(document.ids) for document in tokens)
-        details.append(f"{source.path.name}: first {len(tokens)} documents, {count:,} tokens")
-    return "; ".join(details)
 
 
 def _isolation(checkpoint: Checkpoint) -> str:

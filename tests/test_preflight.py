@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.training.runs import TinyRun, tiny_run
-from upcycle.training.preflight import Check, preflight
+from upcycle.pipeline.preflight import Check, preflight
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def recipe_file(run: TinyRun, **changes: Any) -> Path:
         "output": str(run.folder / "runs" / "x"),
         "convert": {"kv_heads": 2},
         "train": json.loads(run.recipe().model_dump_json(exclude_none=True)),
+        "evaluate": {"sequence_length": 64, "max_tokens": 100},
         **changes,
     }
     path = run.folder / "r.yaml"
@@ -38,11 +39,14 @@ def test_a_good_recipe_passes(run: TinyRun) -> None:
     assert [check.name for check in checks if not check.passed] == []
     assert [check.name for check in checks][3:] == [
         "recipe and source",
-        "KV heads",
+        "inputs and output",
+        "conversion",
+        "context",
+        "evaluation text",
+        "training text",
         "tokenizer",
         "generation config",
         "disk space",
-        "training text",
         "packed rows",
     ]
 
@@ -66,13 +70,13 @@ def test_what_is_wrong_is_named(run: TinyRun) -> None:
         check.name: check.detail for check in failures(recipe_file(run, convert={"kv_heads": 3}))
     }
     assert set(found) == {
-        "KV heads",
+        "conversion",
         "tokenizer",
         "generation config",
         "training text",
         "packed rows",
     }
-    assert "valid are 1, 2, 4, 8" in found["KV heads"]
+    assert "choose one of 1, 2, 4, 8" in found["conversion"]
     assert "ids reach 256, the model embeds 200" in found["tokenizer"]
     assert "save_pretrained() would refuse it" in found["generation config"]
     assert "text.jsonl:1: not JSON" in found["training text"]
@@ -91,3 +95,9 @@ def test_a_full_disk(run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_recipe_or_no_source_ends_it(run: TinyRun, changes: dict[str, Any]) -> None:
     (failed,) = failures(recipe_file(run, **changes))
     assert failed.name == "recipe and source"
+
+
+def test_a_source_of_an_unknown_class_is_named(run: TinyRun) -> None:
+    edit(run.teacher / "config.json", model_type="nothing-known")
+    found = {check.name for check in failures(recipe_file(run))}
+    assert {"conversion", "context", "tokenizer", "packed rows"} <= found

@@ -1,0 +1,91 @@
+"""What a run would refuse sooner or later, looked for before its first stage.
+
+`run` stops at the first finding, `doctor` shows them all.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from upcycle.checkpoint.loading import class_config, load_tokenizer
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.run import check_request
+from upcycle.evaluation.generation import prompt_tokens
+from upcycle.evaluation.held_out import read_held_out
+from upcycle.evaluation.models import check_context
+from upcycle.export import options as export_options
+from upcycle.export.coreml import SUFFIX
+from upcycle.export.quantize.loading import load_quantization
+from upcycle.families import shape_of
+from upcycle.pipeline.layout import Layout, check_inputs
+from upcycle.recipe.schema import ExportRecipe, Recipe
+from upcycle.training.facts import check_text
+
+
+def request_checks(
+    recipe: Recipe, source: Path, inputs: Iterable[Path] = ()
+) -> list[tuple[str, Callable[[], str]]]:
+    """Checks by name, the cheap ones first; each returns what it saw, or raises `UpcycleError`.
+
+    Args:
+        recipe: the run.
+        source: the folder of its source.
+        inputs: files that the output must not touch beside those that the recipe names.
+    """
+    mine = [source, *recipe.texts, *inputs]
+    training, exported = recipe.train, recipe.export
+    checks = [
+        ("inputs and output", lambda: _inputs(recipe, mine)),
+        ("conversion", lambda: _conversion(recipe, source)),
+        ("context", lambda: _context(recipe, source)),
+    ]
+    if exported is not None:
+        checks.append(("export", lambda: _export(exported, recipe.output)))
+    checks.append(("evaluation text", lambda: _evaluation_text(recipe, source)))
+    if training is not None:
+        checks.append(("training text", lambda: check_text(source, training)))
+    return checks
+
+
+def _inputs(recipe: Recipe, inputs: list[Path]) -> str:
+    check_inputs(recipe.output, inputs)
+    return f"{len(inputs)} inputs are there, outside {recipe.output}"
+
+
+def _conversion(recipe: Recipe, source: Path) -> str:
+    check_request(source, **recipe.convert.model_dump())
+    before = shape_of(Checkpoint.open(source).config).num_key_value_heads
+    return f"{before} → {recipe.convert.kv_heads} KV heads"
+
+
+def _context(recipe: Recipe, source: Path) -> str:
+    """Rows, windows and prompts with their continuations fit into the source's positions."""
+    config = class_config(Checkpoint.open(source).config).get_text_config()
+    evaluated = recipe.evaluate
+    lengths = {"evaluate.sequence_length": evaluated.sequence_length}
+    if recipe.train is not None:
+        lengths["train.sequence_length"] = recipe.train.sequence_length
+    if recipe.export is not None:
+        lengths["export.context"] = recipe.export.context
+    for key, length in lengths.items():
+        check_context(config, length, source, key=key)
+    if evaluated.prompts:
+        tokenizer = load_tokenizer(source)
+        for prompt in evaluated.prompts:
+            prompt_tokens(tokenizer, prompt, evaluated.new_tokens, config)
+    return ", ".join(f"{key} {length}" for key, length in lengths.items())
+
+
+def _export(section: ExportRecipe, output: Path) -> str:
+    options = export_options.ExportOptions(**section.model_dump(exclude={"calibration"}))
+    package = Layout(output, chunked=options.chunk_size is not None).package
+    export_options.check_request(package, SUFFIX, options)
+    if options.quantize is not None:
+        load_quantization(options.quantize)
+    return f"{package.name}, context {options.context}"
+
+
+def _evaluation_text(recipe: Recipe, source: Path) -> str:
+    section = recipe.evaluate
+    tokenizer = load_tokenizer(source)
+    text = read_held_out(section.text, tokenizer, section.sequence_length, section.max_tokens).text
+    return f"{text.windows} windows, {text.tokens:,} tokens to score"
