@@ -1,5 +1,6 @@
 """Settings and fixtures of every test."""
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,10 @@ settings.load_profile("upcycle")
 def smollm2() -> Path:
     """SmolLM2-135M as a folder, made once by the script and kept: a download of 93 MB."""
     folder = ROOT / ".cache" / "smollm2"
-    if not folder.exists():
-        script = ROOT / "scripts" / "make_smollm2.py"
-        subprocess.run([sys.executable, script, folder], check=True)
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "smollm2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same test run waits here
+        if not folder.exists():
+            script = ROOT / "scripts" / "make_smollm2.py"
+            subprocess.run([sys.executable, script, folder], check=True)
     return folder

@@ -92,15 +92,20 @@ def test_refining_lowers_the_error_on_held_out_rows(tmp_path: Path, text: Path, 
     )
 
 
-def test_a_trained_model_loses_less_with_every_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "steps"), [(2048, 20), pytest.param(8192, 40, marks=pytest.mark.slow)]
+)
+def test_a_trained_model_loses_less_with_every_step(
+    tmp_path: Path, tokens: int, steps: int
+) -> None:
     losses = []
     for name, options in {
         "mean": {},
         "procrustes": {"method": "procrustes", "calibration": ["builtin"]},
         "lowrank": {"calibration": ["builtin"]},
-        "refined": {"calibration": ["builtin"], "refine": 40},
+        "refined": {"calibration": ["builtin"], "refine": steps},
     }.items():
-        convert(DEMO, tmp_path / name, kv_heads=2, **options, calibration_tokens=8192)
+        convert(DEMO, tmp_path / name, kv_heads=2, **options, calibration_tokens=tokens)
         losses.append(held_out_loss(tmp_path / name))
     gap = [loss - held_out_loss(DEMO) for loss in losses]
     assert gap[0] > 1, "what mean pooling loses"
