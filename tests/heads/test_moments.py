@@ -165,11 +165,14 @@ def test_the_ridge_is_the_noise_of_every_input_channel() -> None:
     weights, x = random_layer(8, 4, ROPES[1]), inputs(20)
     moments = moments_of(weights, x, attended=True)
     noise = white_moments(weights)
-    found = regularised(moments, weights, 0.5)
+    found = regularised(moments, weights, ridge=0.5)
     level = 0.5 * moments.input_energy
     torch.testing.assert_close(found.keys, moments.keys + level * noise.keys)
     torch.testing.assert_close(
         found.passing_keys, moments.passing_keys + level * noise.passing_keys
+    )
+    torch.testing.assert_close(
+        found.passing_queries, moments.passing_queries + level * noise.passing_queries
     )
     torch.testing.assert_close(found.values, moments.values + level * noise.values)
     assert found.attended is not None

@@ -88,4 +88,5 @@ def test_the_cost_is_the_sum_of_both_fractions() -> None:
     assert together == replace(
         parts[0], keys=parts[0].keys + parts[1].keys, values=parts[0].values + parts[1].values
     )
-    assert found.cost([0, 1]) == parts[0].keys + parts[0].values
+    # Rounded, so that copies tie whatever their last bits are.
+    assert found.cost([0, 1]) == pytest.approx(parts[0].keys + parts[0].values, abs=1e-6)

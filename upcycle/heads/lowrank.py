@@ -16,6 +16,7 @@ from torch import Tensor
 from upcycle.attention import AttentionWeights
 from upcycle.errors import PlanError
 from upcycle.heads.blocks import channel_signals, diagonal_blocks, grouped, per_kv_head
+from upcycle.heads.copies import span_of_copies, with_bias
 from upcycle.heads.gauge import freedom, map_rows, stored_like
 from upcycle.heads.methods import MergeRequest, MergeSteps, method
 from upcycle.heads.moments import LayerMoments, regularised
@@ -93,7 +94,7 @@ def lowrank(weights: AttentionWeights, request: MergeRequest) -> AttentionWeight
     groups = request.num_key_value_heads
     if groups == weights.num_key_value_heads:
         return weights
-    moments, chosen = regularised(request.moments, weights), treatment(weights)
+    moments, chosen = regularised(request.moments, weights, groups), treatment(weights)
     merged = mean(weights, request)  # for whatever has no closed form
     if chosen.keys == "complex":
         merged = _merge_keys(merged, weights, moments, groups)
@@ -116,7 +117,8 @@ def _merge_keys(
     planes = rank_one(diagonal_blocks(moments.keys, groups), energy)
     write_planes = planes.write.mT.flatten(0, 1)  # [K, P]
     metric = per_kv_head(moments.passing_queries, kv_heads)
-    read_passing, write_passing = _subspaces(moments.passing_keys, metric, groups)
+    passing = split_planes(with_bias(weights.k, weights.k_bias), weights.rope)[1]
+    read_passing, write_passing = _subspaces(moments.passing_keys, metric, passing, groups)
 
     def keys(rows: Tensor) -> Tensor:
         turning, still = split_planes(rows, weights.rope)
@@ -152,7 +154,9 @@ def _merge_values(
     for index in range(groups):
         old = grouped(o, groups)[index]
         seen = _seen_values(weights, moments, groups, index)
-        shared = shared_subspace(seen.moment.mean(0), grouped(metric, groups)[index])
+        rows = with_bias(weights.v, None if seen.mean is not None else weights.v_bias)
+        span = span_of_copies(grouped(rows, groups)[index])
+        shared = shared_subspace(seen.moment.mean(0), grouped(metric, groups)[index], span)
         new = old @ shared.write[own]
         if seen.attended:
             new = _refit(old, new, seen.moment, shared.read, own)
@@ -247,13 +251,14 @@ def _merge_value_channels(
     return replace(merged, v=v, v_bias=v_bias, o=o * write[:, None, :])
 
 
-def _subspaces(moment: Tensor, metric: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def _subspaces(moment: Tensor, metric: Tensor, rows: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """`shared_subspace` of each group: its maps to the shared head, and back, [K, m, m] each."""
     if not moment.numel():  # every channel rotates
         return metric, metric
+    parts = (diagonal_blocks(moment, groups), metric.chunk(groups), rows.chunk(groups))
     shared = [
-        shared_subspace(part, own)
-        for part, own in zip(diagonal_blocks(moment, groups), metric.chunk(groups), strict=True)
+        shared_subspace(part, own, span_of_copies(made_by))
+        for part, own, made_by in zip(*parts, strict=True)
     ]
     return torch.cat([s.read for s in shared]), torch.cat([s.write for s in shared])
 

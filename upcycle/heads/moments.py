@@ -5,7 +5,7 @@ They are all that the calibrated methods need of a text. They live in the space 
 position-free key channels, the others as in `attention.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from upcycle.attention import AttentionWeights, QkNorm
 from upcycle.heads.blocks import grouped, select_blocks
+from upcycle.heads.copies import clean_groups, with_bias
 from upcycle.heads.planes import split_planes
 from upcycle.heads.reference import normalise, project
 
 RIDGE = 1e-6
-_ROWS_AT_ONCE = 256  # of a sum; widening all of a batch would take twice its memory
+_ROWS_AT_ONCE = 256  # of a sum of products
+_SQUARES = ("passing_keys", "values")  # the large ones
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ class MomentCollector:
         k = self._before_rope(k, weights.k_norm, weights.k_norm_bias)
         planes, passing = split_planes(k.mT, weights.rope)  # [K, P, N], [K, p, N]
         by_plane, flat = planes.transpose(0, 1), passing.flatten(0, 1)
-        self._add("keys", by_plane @ by_plane.mH)
-        self._add("passing_keys", flat @ flat.mT)
+        self._add("keys", _products(by_plane))
+        self._add_square("passing_keys", flat)
 
     def _add_queries(self, x: Tensor) -> None:
         weights = self._weights
@@ -130,12 +132,12 @@ class MomentCollector:
         q = self._before_rope(q, weights.q_norm, weights.q_norm_bias)
         planes, passing = split_planes(q.mT, weights.rope)
         self._add("queries", planes.abs().square().sum(-1))
-        self._add("passing_queries", passing @ passing.mT)
+        self._add("passing_queries", _products(passing))
 
     def _add_values(self, x: Tensor) -> None:
         v = self._values(x).flatten(0, 1)  # [K e, N]
-        self._add("values", v @ v.mT)
-        self._add("value_mean", v.sum(-1))
+        self._add_square("values", v)
+        self._add("value_mean", _wide(v).sum(-1))
 
     def _before_rope(self, heads: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Queries or keys [heads, N, d], see `LayerMoments`."""
@@ -157,7 +159,7 @@ class MomentCollector:
             attended = (
                 values[start : start + self.attended_heads].flatten(0, 1) @ weights.mT
             )  # [m, T]
-            moments.append((attended @ attended.mT).double().cpu())
+            moments.append(_products(attended).cpu())
             sums.append(attended.sum(-1))
         self._add("attended", torch.stack(moments))
         self._add("attended_mean", torch.stack(sums))
@@ -167,6 +169,8 @@ class MomentCollector:
         """The means over all tokens so far."""
         assert self._tokens, "no tokens were counted"
         means = {name: total / self._tokens_of(name) for name, total in self._sums.items()}
+        for name in _SQUARES:
+            _mirror(means[name])
         return LayerMoments(
             tokens=self._tokens, input_energy=float(means.pop("input_energy")), **means
         )
@@ -177,15 +181,21 @@ class MomentCollector:
     def _values(self, x: Tensor) -> Tensor:
         return _clip(self._weights, project(self._weights.v, self._weights.v_bias, x)).mT
 
-    def _add(self, name: str, batch: Tensor) -> None:
-        wide = torch.complex128 if batch.is_complex() else torch.float64
-        batch = batch.detach().cpu()
+    def _add_square(self, name: str, rows: Tensor) -> None:
+        """Add X Xᵀ of rows [c, N]: its lower triangle, and never a second matrix of that size."""
         if name not in self._sums:
-            self._sums[name] = batch.to(wide)
-            return
-        totals = torch.split(self._sums[name], _ROWS_AT_ONCE)
-        for total, part in zip(totals, torch.split(batch, _ROWS_AT_ONCE), strict=True):
-            total += part
+            self._sums[name] = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+        wide = _wide(rows.detach())
+        for block in _blocks(len(rows)):
+            part = _products(wide[block], wide[: block.stop])
+            self._sums[name][block, : block.stop] += part.cpu()
+
+    def _add(self, name: str, batch: Tensor) -> None:
+        batch = batch.detach().cpu().to(_wide_dtype(batch))
+        if name in self._sums:
+            self._sums[name] += batch
+        else:
+            self._sums[name] = batch
 
 
 def white_moments(weights: AttentionWeights) -> LayerMoments:
@@ -199,17 +209,23 @@ def white_moments(weights: AttentionWeights) -> LayerMoments:
 
 
 def regularised(
-    moments: LayerMoments, weights: AttentionWeights, ridge: float = RIDGE
+    moments: LayerMoments,
+    weights: AttentionWeights,
+    groups: int | None = None,
+    *,
+    ridge: float = RIDGE,
 ) -> LayerMoments:
     """The moments as if every input channel had a little noise of its own.
 
     Directions that no calibration token excited then count as the weights have them, and heads
-    that are copies of one another stay copies. Normalised keys do not depend linearly on the input
-    and are left as they are.
+    that are copies of one another stay copies. Keys behind a norm are taken for linear, with its
+    mean factor; queries behind one are left as they are.
 
     Args:
         moments: of the layer.
         weights: the layer.
+        groups: g; what the heads of a group have with each other is then freed of rounding, see
+            `within_copies`.
         ridge: the noise's energy as a fraction of the mean energy of an input channel.
     """
     noise = ridge * moments.input_energy
@@ -225,18 +241,80 @@ def regularised(
         ]
         changed["attended"] = moments.attended + torch.stack(noises)
     changed["values"] = value_noise.add_(moments.values)
-    if weights.qk_norm is None:
-        planes, passing = split_planes(weights.k.double(), weights.rope)
-        by_plane, flat = planes.transpose(0, 1), passing.flatten(0, 1)
-        changed["keys"] = moments.keys + noise * (by_plane @ by_plane.mH)
-        changed["passing_keys"] = moments.passing_keys + noise * (flat @ flat.mT)
+    keys, key_constants = _linear_keys(weights, moments.key_factor)
+    planes, passing = split_planes(keys, weights.rope)
+    by_plane, flat = planes.transpose(0, 1), passing.flatten(0, 1)
+    changed["keys"] = moments.keys + noise * (by_plane @ by_plane.mH)
+    changed["passing_keys"] = moments.passing_keys + noise * (flat @ flat.mT)
+    if weights.qk_norm is None and moments.passing_queries.numel():
+        still = split_planes(weights.q.double(), weights.rope)[1]
+        changed["passing_queries"] = moments.passing_queries + noise * (still @ still.mT)
+    if groups is not None and weights.clip_qkv is None:
+        constants = split_planes(key_constants, weights.rope)[1]
+        clean_groups(changed["passing_keys"], groups, torch.cat((passing, constants), -1))
+        clean_groups(changed["values"], groups, with_bias(weights.v, weights.v_bias))
     return replace(moments, **changed)
+
+
+def _linear_keys(weights: AttentionWeights, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [K, d, D] and constants [K, d, c] of the keys that moments are of, in fp64.
+
+    A norm is taken for its mean factor [K].
+    """
+    rows = weights.k.double()
+    shift = rows[..., :0] if weights.k_bias is None else weights.k_bias.double()[..., None]
+    norm = weights.qk_norm
+    if norm is None:
+        return rows, shift
+    both = torch.cat((rows, shift), -1)
+    if norm.kind == "layer":
+        both = both - both.mean(1, keepdim=True)
+    both = both * factor[:, None, None]
+    if not norm.after_rope:
+        if weights.k_norm is not None:
+            both = both * (weights.k_norm.double() + norm.offset)[..., None]
+        if weights.k_norm_bias is not None:
+            bias = weights.k_norm_bias.double().expand(rows.shape[:2])
+            both = torch.cat((both, bias[..., None]), -1)
+    width = rows.shape[-1]
+    return both[..., :width], both[..., width:]
 
 
 def _value_noise(weights: AttentionWeights, noise: float) -> Tensor:
     """[K e, K e] what noise of this energy in every input channel adds to the values' moments."""
     values = weights.v.double().flatten(0, 1)
     return (values @ values.mT).mul_(noise)
+
+
+def _products(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """X Yᴴ of rows [..., c, N], of X with itself without Y, in fp64.
+
+    In fp32 their last bits would hide the ridge: directions without energy look as if they had
+    some, of either sign, and of another size on each processor.
+    """
+    wide = _wide(x)
+    return wide @ (wide if y is None else _wide(y)).mH
+
+
+def _wide(x: Tensor) -> Tensor:
+    return (x.cpu() if x.device.type == "mps" else x).to(_wide_dtype(x))  # which has no fp64
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.complex128 if x.is_complex() else torch.float64
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    for start in range(0, size, _ROWS_AT_ONCE):
+        yield slice(start, min(start + _ROWS_AT_ONCE, size))
+
+
+def _mirror(square: Tensor) -> None:
+    """Fill the upper triangle [c, c] by the lower one, in place."""
+    for block in _blocks(len(square)):
+        own = square[block, block]
+        own.copy_(own.tril() + own.tril(-1).mT)
+        square[block, block.stop :] = square[block.stop :, block].mT
 
 
 def _clip(weights: AttentionWeights, heads: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def procrustes(weights: AttentionWeights, request: MergeRequest) -> AttentionWei
     kv_heads = weights.num_key_value_heads
     if groups == kv_heads:
         return weights
-    moments = regularised(request.moments or white_moments(weights), weights)
+    moments = regularised(request.moments or white_moments(weights), weights, groups)
     free, turned = freedom(weights), weights
     if free.keys != "none":
         turned = transform_keys(turned, *key_rotations(moments, groups))

@@ -22,6 +22,8 @@ from upcycle.heads.subspace import (
     shared_subspace,
 )
 
+_DIGITS = 6  # of a cost; one in a million of the energy is no reason to prefer a group
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -78,9 +80,12 @@ class LayerResiduals:
         return sum(parts, Residual(0.0, 0.0))
 
     def cost(self, heads: Sequence[int]) -> float:
-        """The two fractions together: the cost of a group for `search_groups`."""
+        """The two fractions together: the cost of a group for `search_groups`.
+
+        Rounded, so that groups of copies tie whatever the last bits of the moments are.
+        """
         residual = self.of_group(heads)
-        return residual.keys + residual.values
+        return round(residual.keys + residual.values, _DIGITS)
 
     def _keys(self, moments: LayerMoments) -> Tensor:
         kv_heads, way = moments.num_key_value_heads, self._treatment.keys

@@ -54,7 +54,7 @@ def rank_one(moment: Tensor, energy: Tensor) -> Shared:
     )
 
 
-def shared_subspace(moment: Tensor, metric: Tensor) -> Shared:
+def shared_subspace(moment: Tensor, metric: Tensor, span: Tensor | None = None) -> Shared:
     """The best m shared channels for n heads of m channels.
 
     Minimises Σ_h E (x_h - W_h z)ᵀ G_h (x_h - W_h z) over z = Σ_h R_h x_h: with L_h = G_h^(1/2), the
@@ -65,16 +65,24 @@ def shared_subspace(moment: Tensor, metric: Tensor) -> Shared:
     Args:
         moment: [n m, n m] E[x xᵀ] of the stacked heads.
         metric: [n, m, m] G, symmetric and not negative.
+        span: [n m, r ≤ m] an orthonormal basis of all that the stacked heads can be, if it has so
+            few dimensions (`span_of_copies`): it is shared whole, and nothing is lost, whatever the
+            moment and the metric say of it.
     """
     heads, width = metric.shape[:2]
     roots, inverses = _square_roots(metric)
     blocks = by_head(moment, heads)
     weighted = torch.einsum("iab,ibjc,jcd->iajd", roots, blocks, roots).flatten(2).flatten(0, 1)
-    levels, top = _top_eigenvectors((weighted + weighted.mT) / 2, width)
+    weighted = (weighted + weighted.mT) / 2
+    if span is None:
+        levels, top = _top_eigenvectors(weighted, width)
+    else:
+        levels, top = _eigenvectors_within(weighted, (roots @ grouped(span, heads)).flatten(0, 1))
+        top = torch.nn.functional.pad(top, (0, width - top.shape[1]))
     largest = top.gather(0, top.abs().argmax(0, keepdim=True))
     top = grouped(top * phase(largest), heads)
     size = (moment.diagonal().sum() / len(moment)).clamp_min(_SMALLEST).sqrt()
-    own = levels.clamp_min(_SMALLEST).sqrt()
+    own = torch.nn.functional.pad(levels, (0, width - len(levels))).clamp_min(_SMALLEST).sqrt()
     gain = (size / own).clamp_max(_LARGEST_GAIN).sqrt()
     return Shared(
         read=(top * gain).mT @ roots,
@@ -89,8 +97,7 @@ def mean_residual(moment: Tensor, metric: Tensor) -> Tensor:
     with_mean = blocks.mean(2)  # E[x_h x̄ᵀ], [n, m, m]
     own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     error = own - with_mean - with_mean.mT + with_mean.mean(0)
-    loss: Tensor = (metric * error).sum()
-    return loss
+    return (metric * error).sum().clamp_min(0)  # of equal heads it is a difference of equals
 
 
 def mean_signal_residual(moment: Tensor, energy: Tensor) -> Tensor:
@@ -98,7 +105,7 @@ def mean_signal_residual(moment: Tensor, energy: Tensor) -> Tensor:
     with_mean = moment.mean(-1)
     own = moment.diagonal(dim1=-2, dim2=-1)
     lost: Tensor = (energy * (own - 2 * with_mean + with_mean.mean(-1, keepdim=True))).sum(-1)
-    return lost
+    return lost.clamp_min(0)
 
 
 def phase(z: Tensor) -> Tensor:
@@ -115,6 +122,13 @@ def _top_eigenvectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = len(matrix)
     levels, vectors = scipy.linalg.eigh(matrix.numpy(), subset_by_index=[size - count, size - 1])
     return torch.from_numpy(levels).flip(0), torch.from_numpy(vectors).flip(1)
+
+
+def _eigenvectors_within(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [r], descending, and vectors [n, r] of a matrix within the span of columns."""
+    basis = torch.linalg.qr(columns).Q
+    levels, vectors = torch.linalg.eigh(basis.mT @ matrix @ basis)
+    return levels.flip(0), (basis @ vectors).flip(1)
 
 
 def _square_roots(metric: Tensor) -> tuple[Tensor, Tensor]:
