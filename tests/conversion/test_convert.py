@@ -256,6 +256,7 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
         "dtype": None,
         "max_shard_size": None,
         "allow_nonfinite": False,
+        "drop_extra_attention": False,
     }
     assert manifest["source"]["files"] == hash_folder(source)
     assert manifest["result"]["files"] == hash_folder(tmp_path / "out")

@@ -31,6 +31,7 @@ def test_a_conversion_passes(tmp_path: Path, name: str) -> None:
 FILES = "source and output are as the conversion left them"
 COPIED = "tensors outside the merged attention are identical"
 MERGED = "merged tensors are what the method makes"
+OLD_HEADS = "no attention keeps the old KV heads"
 FINITE = "copied tensors are finite"
 PERMUTED = "permuted heads give the same attention output"
 EQUAL = "mean merges equal heads without loss"
@@ -38,6 +39,7 @@ ALWAYS = [
     FILES,
     COPIED,
     MERGED,
+    OLD_HEADS,
     FINITE,
     "config.json changed in the planned keys alone",
     PERMUTED,

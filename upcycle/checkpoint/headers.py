@@ -40,6 +40,8 @@ DTYPE_BITS = {
     "I64": 64,
     "U64": 64,
 }
+# Those whose numbers heads are merged in.
+MERGEABLE_DTYPES = ("F16", "BF16", "F32", "F64")
 # Those that torch has, by the names of both.
 TORCH_DTYPES = {
     "BOOL": "bool",

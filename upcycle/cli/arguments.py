@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from upcycle.kvcache.sizes import parse_bytes
+from upcycle.planning import Plan
 
 Source = Annotated[str, typer.Argument(help="A checkpoint folder, Hub cache snapshot or Hub id.")]
 KvHeads = Annotated[int, typer.Option("--kv-heads", help="KV heads to make, g.")]
@@ -26,6 +27,13 @@ MaxShardSize = Annotated[
     str | None,
     typer.Option("--max-shard-size", help="Size of an output file: 5GB …; else the source's."),
 ]
+DropExtraAttention = Annotated[
+    bool,
+    typer.Option(
+        "--drop-extra-attention",
+        help="Leave multi-token prediction out, or what else has attention beside the decoder's.",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Computation dtype: float32, bfloat16 …")]
 Output = Annotated[Path, typer.Argument(help="The folder to make.")]
@@ -39,6 +47,30 @@ def tensor_parallel_limit(kv_heads: int) -> str:
     return (
         f"serves with tensor parallel up to {kv_heads} before GPUs hold copies of the same KV heads"
     )
+
+
+def extra_attention_lines(todo: Plan, how: str) -> list[str]:
+    """What becomes of attention outside the decoder's layers, one line for each outcome.
+
+    Args:
+        todo: the plan.
+        how: what is done to it where KV heads are merged.
+    """
+    lines = []
+    now = todo.source_shape.num_key_value_heads
+    if todo.extra and todo.num_key_value_heads != now:
+        names = _few([extra.module for extra in todo.extra])
+        how = "KV heads repeated" if todo.num_key_value_heads > now else how
+        lines.append(f"attention outside the decoder's layers, {how}: {names}")
+    if todo.dropped:
+        blocks = _few(list(dict.fromkeys(extra.block for extra in todo.dropped)))
+        lines.append(f"dropped {blocks}: {todo.dropped_tensors:,} tensors")
+    return lines
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def shard_bytes(size: str | None) -> int | None:

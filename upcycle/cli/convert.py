@@ -1,5 +1,6 @@
 """`upcycle convert`: make a checkpoint with fewer (or more) KV heads."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -8,12 +9,14 @@ from upcycle.cli.arguments import (
     Calibration,
     CalibrationTokens,
     Device,
+    DropExtraAttention,
     KvHeads,
     MaxShardSize,
     Output,
     Overwrite,
     Seed,
     Source,
+    extra_attention_lines,
     shard_bytes,
     tensor_parallel_limit,
 )
@@ -52,6 +55,7 @@ def convert_command(
             "--allow-nonfinite", help="Merge NaN and infinity too; not with --calibration."
         ),
     ] = False,
+    drop_extra_attention: DropExtraAttention = False,
     overwrite: Overwrite = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")
@@ -78,6 +82,7 @@ def convert_command(
             dtype=dtype,
             max_shard_size=shard_bytes(max_shard_size),
             allow_nonfinite=allow_nonfinite,
+            drop_extra_attention=drop_extra_attention,
             overwrite=overwrite,
             resume=resume,
             sha256=sha256,
@@ -95,6 +100,8 @@ def convert_command(
         )
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
+    for line in extra_attention_lines(result.plan, _how(result.manifest)):
+        console.print(line)
     for name in result.left_behind:
         console.print(f"left behind, since it may hold weights in another form: {name}")
     console.print(tensor_parallel_limit(kv_heads))
@@ -108,6 +115,15 @@ def convert_command(
             "resumed_shards": result.resumed_shards,
         }
     )
+
+
+def _how(manifest: Mapping[str, Any]) -> str:
+    """How extra attention was merged."""
+    options, record = manifest["options"], manifest["result"]["extra_attention"]
+    method = record[0]["method"] if record else ""
+    if not options["calibration"]:
+        return f"merged by {method}"
+    return f"merged by {method} from weights alone, since transformers cannot run it on text"
 
 
 def _show_layers(console: Console, layers: list[dict[str, Any]]) -> None:

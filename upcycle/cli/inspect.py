@@ -41,6 +41,9 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
         f"{format_bytes(inspection.cache_bytes)} "
         f"for {REFERENCE_LENGTH:,} tokens"
     )
+    for module, problem in inspection.extra_attention.items():
+        fate = "converted like a layer" if problem is None else f"can only be dropped: {problem}"
+        console.print(f"            beside the decoder {module}, {fate}")
     if inspection.window_layers:
         console.print(f"            {inspection.window_layers} layers cache a window alone")
     if inspection.state_elements:

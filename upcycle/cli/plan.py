@@ -1,11 +1,13 @@
 """`upcycle plan`: what a conversion would do, before any weight is read."""
 
 from upcycle.cli.arguments import (
+    DropExtraAttention,
     KvHeads,
     MaxShardSize,
     Method,
     Seed,
     Source,
+    extra_attention_lines,
     shard_bytes,
     tensor_parallel_limit,
 )
@@ -21,6 +23,7 @@ def plan_command(
     method: Method = "mean",
     seed: Seed = 0,
     max_shard_size: MaxShardSize = None,
+    drop_extra_attention: DropExtraAttention = False,
 ) -> Outcome:
     """List every tensor operation, sizes and peak memory before any weight is read."""
     todo = plan(
@@ -29,6 +32,7 @@ def plan_command(
         method=method,
         seed=seed,
         max_shard_size=shard_bytes(max_shard_size),
+        drop_extra_attention=drop_extra_attention,
     )
     rows = []
     for shard in todo.shards:
@@ -58,5 +62,7 @@ def plan_command(
         f"{format_bytes(todo.output_bytes)} to write, "
         f"at most {format_bytes(todo.peak_bytes)} of attention in memory"
     )
+    for line in extra_attention_lines(todo, "merged like one of them"):
+        console.print(line)
     console.print(tensor_parallel_limit(kv_heads))
     return Outcome(todo.to_dict())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.conversion.merging import merge_layer
+from upcycle.conversion.merging import by_weights_alone, merge_layer
 from upcycle.conversion.untouched import differing_copies
 from upcycle.conversion.whole_model import (
     describe,
@@ -22,7 +22,7 @@ from upcycle.conversion.whole_model import (
     relative_difference,
 )
 from upcycle.errors import CheckpointError
-from upcycle.families import Role, family_in
+from upcycle.families.extra_attention import old_heads
 from upcycle.heads.gauge import scramble
 from upcycle.heads.methods import MergeRequest, get_method
 from upcycle.heads.moments import MomentCollector
@@ -31,7 +31,10 @@ from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
 from upcycle.kvcache.measured import measured_cache_bytes
-from upcycle.planning import Attention, Copy, Plan
+from upcycle.planning import Attention, Copy, Plan, planned_family
+
+if TYPE_CHECKING:
+    from upcycle.families import Role
 
 PERMUTED_LIMIT = 1e-10
 PLANTED_ERROR = 1e-8
@@ -82,10 +85,27 @@ def check_files(source: Path, output: Path, manifest: Mapping[str, Any]) -> Chec
     return Check("source and output are as the conversion left them", len(wrong), 0, detail)
 
 
-def check_merged(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
-    """Made again from the source, every merged or repeated tensor is the same, bit for bit."""
-    family = family_in(source)
+def check_old_heads(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
+    """No tensor that is named like keys or values has the source's number of KV heads."""
+    family = planned_family(source, todo)
+    wrong = old_heads(output, family, todo.source_shape, todo.target_shape)
+    detail = f"first: {wrong[0]}" if wrong else f"{len(output.tensors)} tensors by name and shape"
+    return Check("no attention keeps the old KV heads", len(wrong), 0, detail)
+
+
+def check_merged(
+    source: Checkpoint, output: Checkpoint, todo: Plan, *, calibrated: bool = False
+) -> Check:
+    """Made again from the source, every merged or repeated tensor is the same, bit for bit.
+
+    Of a plan whose method needs text it is extra attention alone, which is merged without.
+    """
+    family = planned_family(source, todo)
+    extra = {each.layer for each in todo.extra}
     planned = [op for op in todo.operations if isinstance(op, Attention)]
+    if calibrated:
+        planned = [op for op in planned if op.layer in extra]
+    todo = by_weights_alone(todo)
     made: dict[int, dict[Role, Tensor]] = {}
     wrong = []
     for op in sorted(planned, key=lambda op: op.layer):
@@ -164,7 +184,7 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
 
 def check_permuted_logits(source: Checkpoint, todo: Plan) -> Check:
     """The whole model with reordered heads, through transformers' own class, in fp64."""
-    family, layers = family_in(source), layers_to_build(source)
+    family, layers = planned_family(source, todo), layers_to_build(source)
     replaced: dict[str, Tensor] = {}
     for layer, weights in _layers(source, todo):
         if layers is not None and layer >= layers:
@@ -189,7 +209,10 @@ def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
     groups = todo.num_key_value_heads
     size = todo.source_shape.num_key_value_heads // groups
     worst = 0.0
+    extra = {each.layer for each in todo.extra}
     for layer, weights in _layers(source, todo):
+        if layer in extra:
+            method = get_method(by_weights_alone(todo).method)
         x = _probe_input(weights, layer)
         tied = _widened(_tie_groups(weights, size))
         collector = MomentCollector(tied)
@@ -246,8 +269,8 @@ def check_reload(output: Path, todo: Plan) -> list[Check]:
 
 def _layers(source: Checkpoint, todo: Plan) -> Iterator[tuple[int, AttentionWeights]]:
     """The source's attention, one layer in memory at a time."""
-    family = family_in(source)
-    for layer in todo.source_shape.attention_layers:
+    family = planned_family(source, todo)
+    for layer in todo.attention_layers:
         names = family.tensor_names(layer, todo.source_shape)
         tensors = {role: source.read(name) for role, name in names.items()}
         yield layer, family.read(tensors, todo.source_shape)

@@ -13,8 +13,9 @@ from torch import Tensor
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import clear, sync
-from upcycle.families import Role, family_in
-from upcycle.planning import Plan
+from upcycle.conversion.merging import LayerMerger, by_weights_alone
+from upcycle.families import Role
+from upcycle.planning import Plan, planned_family
 
 STORE_NAME = ".layers"
 _STATE = "state.safetensors"
@@ -95,10 +96,10 @@ class LayerStore:
 
 
 class StoredLayers:
-    """Gives the files the layers of a store: a `Merger`.
+    """Gives the files the layers of a store, and merges extra attention by its weights: a `Merger`.
 
     Args:
-        store: has every layer of the plan.
+        store: has every decoder layer of the plan.
         checkpoint: the source.
         todo: what is made of it.
     """
@@ -106,17 +107,23 @@ class StoredLayers:
     def __init__(self, store: LayerStore, checkpoint: Checkpoint, todo: Plan) -> None:
         self._store = store
         self._checkpoint = checkpoint
-        self._family = family_in(checkpoint)
+        self._family = planned_family(checkpoint, todo)
         self._shape = todo.source_shape
+        self._by_weights = LayerMerger(checkpoint, by_weights_alone(todo), allow_nonfinite=False)
+        self._extra = {extra.layer for extra in todo.extra}
 
     def names(self, layer: int) -> list[str]:
         """The source's tensors that a layer is made from."""
         return list(self._family.tensor_names(layer, self._shape).values())
 
     def changed(self, layer: int) -> dict[Role, Tensor]:
-        """All of the layer's new tensors."""
+        """All of a decoder layer's new tensors; of extra attention, those that are no copies."""
+        if layer in self._extra:
+            return self._by_weights.changed(layer)
         return self._store.tensors(layer)
 
     def kept(self, layer: int, role: Role) -> Iterator[bytes]:
         """The bytes of the source's tensor."""
+        if layer in self._extra:
+            return self._by_weights.kept(layer, role)
         return self._checkpoint.chunks(self._family.tensor_names(layer, self._shape)[role])

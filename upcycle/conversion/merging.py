@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
@@ -13,13 +14,24 @@ from upcycle.checkpoint.headers import TORCH_DTYPES
 from upcycle.checkpoint.nonfinite import NonfiniteScan
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
-from upcycle.families import Family, Role, family_in
+from upcycle.families import Family, Role
 from upcycle.families.retargets.view import RetargetedCheckpoint
 from upcycle.heads.methods import MergeRequest, get_method
 from upcycle.heads.pool import repeat
-from upcycle.planning import Plan
+from upcycle.planning import Plan, planned_family
 
 _ALIGNMENT = 64  # bytes; of any dtype, and a cache line
+
+
+WITHOUT_TEXT = "mean"  # merges by weights alone, whatever the layout
+
+
+def by_weights_alone(todo: Plan) -> Plan:
+    """The plan as it is carried out for attention outside the decoder's layers.
+
+    transformers does not run it, so that no text can be measured there.
+    """
+    return replace(todo, method=WITHOUT_TEXT) if get_method(todo.method).needs_calibration else todo
 
 
 def merge_layer(
@@ -55,7 +67,7 @@ class LayerMerger:
     def __init__(self, checkpoint: Checkpoint, todo: Plan, *, allow_nonfinite: bool) -> None:
         self._checkpoint = checkpoint
         self._plan = todo
-        self._family = family_in(checkpoint)
+        self._family = planned_family(checkpoint, todo)
         lowers = todo.num_key_value_heads < todo.source_shape.num_key_value_heads
         self._must_be_finite = lowers and not allow_nonfinite  # repeated heads are copies
         self._only_kv = not lowers or get_method(todo.method).only_kv

@@ -22,10 +22,12 @@ from upcycle.checkpoint.writer import write_index
 from upcycle.conversion.calibration_options import CALIBRATION_TOKENS, Calibration
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
-from upcycle.conversion.merging import LayerMerger, Merger
+from upcycle.conversion.merging import LayerMerger, Merger, by_weights_alone
 from upcycle.conversion.shards import ShardWork
 from upcycle.conversion.tokenizer import keep_tokenizer
 from upcycle.errors import CheckpointError
+from upcycle.families import family_in
+from upcycle.families.extra_attention import old_heads
 from upcycle.families.retargets.view import retargeted
 from upcycle.planning import Plan, plan
 from upcycle.progress import Watcher, ignore
@@ -65,6 +67,7 @@ def convert(
     dtype: str | None = None,
     max_shard_size: int | None = None,
     allow_nonfinite: bool = False,
+    drop_extra_attention: bool = False,
     overwrite: bool = False,
     resume: bool = False,
     sha256: bool = False,
@@ -74,7 +77,8 @@ def convert(
 
     The output folder appears whole or not at all. Only attention is decoded; every other tensor
     is copied as bytes and compared after writing, and `config.json` changes in the keys of the
-    plan alone.
+    plan alone. Attention outside the decoder's layers, such as multi-token prediction, is merged
+    like one of them, by its weights alone where the method needs text.
 
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
@@ -90,6 +94,8 @@ def convert(
         dtype: what a model that changes its class is stored as, see `retargeted`.
         max_shard_size: the most bytes of tensors in a file; None keeps the source's files.
         allow_nonfinite: merge NaN and infinity instead of refusing them.
+        drop_extra_attention: leave out multi-token prediction and whatever else has attention
+            outside the decoder's layers, instead of merging it like one of them.
         overwrite: replace an existing output.
         resume: take over the files that an interrupted run of the same conversion finished, once
             they and their sources are hashed again; what this run finishes stays if it fails.
@@ -114,7 +120,12 @@ def convert(
     method = text.method(method)
     checkpoint = retargeted(opened, dtype)
     todo = plan(
-        checkpoint, kv_heads=kv_heads, method=method, seed=seed, max_shard_size=max_shard_size
+        checkpoint,
+        kv_heads=kv_heads,
+        method=method,
+        seed=seed,
+        max_shard_size=max_shard_size,
+        drop_extra_attention=drop_extra_attention,
     )
     config = edit_config(
         checkpoint.config_text,
@@ -130,6 +141,7 @@ def convert(
         "dtype": dtype,
         "max_shard_size": max_shard_size,
         "allow_nonfinite": allow_nonfinite,
+        "drop_extra_attention": drop_extra_attention,
     }
     with staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder:
         rows = text.rows(checkpoint, todo)
@@ -158,14 +170,20 @@ def convert(
         (folder / CONFIG_FILE).write_bytes(config.encode("utf-8"))
         if checkpoint is not opened:
             keep_tokenizer(opened.folder, folder)
-        Checkpoint.open(folder)  # whole: index and files agree
+        written = Checkpoint.open(folder)  # whole: index and files agree
+        left = old_heads(written, family_in(checkpoint), todo.source_shape, todo.target_shape)
+        assert not left, f"{left[0]} keeps the old number of KV heads"
         manifest = write_manifest(
             folder,
             stage="convert",
             source={**_source_record(opened, work.source_hashes, sha256), **read},
             options=options,
             libraries=LIBRARIES,
-            result={"files": hash_folder(folder, known=work.output_hashes), "layers": layers},
+            result={
+                "files": hash_folder(folder, known=work.output_hashes),
+                "layers": layers,
+                "extra_attention": _extra_record(todo),
+            },
         )
         clear(folder, only={JOURNAL_NAME, STORE_NAME})
     return ConversionResult(todo, manifest, left_behind, work.resumed)
@@ -181,6 +199,7 @@ def check_request(
     refine: int = 0,
     grouping: str = "contiguous",
     seed: int = 0,
+    drop_extra_attention: bool = False,
 ) -> None:
     """Refuse what `convert` would refuse, but for what it finds in weights and text.
 
@@ -190,7 +209,22 @@ def check_request(
         PlanError: `kv_heads` or `method` is not possible, or there is no text where it is needed.
     """
     text = Calibration(calibration, calibration_tokens, refine, grouping)
-    plan(source, kv_heads=kv_heads, method=text.method(method), seed=seed)
+    plan(
+        source,
+        kv_heads=kv_heads,
+        method=text.method(method),
+        seed=seed,
+        drop_extra_attention=drop_extra_attention,
+    )
+
+
+def _extra_record(todo: Plan) -> list[dict[str, Any]]:
+    """What became of each attention outside the decoder's layers."""
+    done, now = by_weights_alone(todo).method, todo.source_shape.num_key_value_heads
+    if todo.num_key_value_heads >= now:
+        done = "copy" if todo.num_key_value_heads == now else "repeat"
+    made = [*((extra, done) for extra in todo.extra), *((extra, "drop") for extra in todo.dropped)]
+    return [{"module": e.module, "layer": e.layer, "method": method} for e, method in made]
 
 
 def _request(checkpoint: Checkpoint, todo: Plan, options: Mapping[str, Any]) -> dict[str, Any]:

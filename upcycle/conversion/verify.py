@@ -75,17 +75,20 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         kv_heads=shape_of(after.config).num_key_value_heads,
         method=options["method"],
         seed=options["seed"],
+        drop_extra_attention=options.get("drop_extra_attention", False),  # absent in older folders
     )
     steps: list[Callable[[], list[Check]]] = [
         lambda: [checks.check_files(before.folder, after.folder, manifest)],
         lambda: [checks.check_untouched(before, after, todo)],
+        lambda: [checks.check_old_heads(before, after, todo)],
         lambda: [checks.check_finite(before, todo)],
         lambda: [checks.check_config(before, after, todo)],
         lambda: checks.check_permuted_heads(before, todo),
         lambda: [checks.check_permuted_logits(before, todo)],
     ]
-    if not options["calibration"]:  # what text shaped is compared by the files' hashes alone
-        steps.insert(2, lambda: [checks.check_merged(before, after, todo)])
+    calibrated = bool(options["calibration"])
+    if todo.extra or not calibrated:  # what text shaped is compared by the files' hashes alone
+        steps.insert(2, lambda: [checks.check_merged(before, after, todo, calibrated=calibrated)])
     if isinstance(before, RetargetedCheckpoint):
         steps.append(lambda: check_retarget(before))
     now, wanted = todo.source_shape.num_key_value_heads, todo.num_key_value_heads

@@ -51,11 +51,13 @@ class Drift:
 
     Attributes:
         counts: what its attention costs, at the length of the windows.
+        weight_bytes: of all weights that the conversion wrote.
         logits: how far the logits moved.
         layers: the same of the hidden state after each layer; the last is after the final norm.
     """
 
     counts: AttentionCounts
+    weight_bytes: int
     logits: Difference
     layers: tuple[Difference, ...]
 
@@ -94,6 +96,7 @@ def sweep_kv_heads(
     calibration: Sequence[str | Path] = (),
     calibration_tokens: int = CALIBRATION_TOKENS,
     seed: int = 0,
+    drop_extra_attention: bool = False,
     device: str = "auto",
     dtype: str = "float32",
     watch: Watcher = ignore,
@@ -111,6 +114,7 @@ def sweep_kv_heads(
         calibration: text for methods that need it.
         calibration_tokens: how many tokens of it.
         seed: for methods that draw.
+        drop_extra_attention: as for `convert`.
         device: "auto", "cpu", "cuda" or "mps".
         dtype: of weights and arithmetic.
         watch: told how many tokens were read.
@@ -131,7 +135,12 @@ def sweep_kv_heads(
     place, precision = choose_device(device), choose_dtype(dtype)
     for heads in asked:
         check_request(
-            checkpoint.folder, kv_heads=heads, method=method, calibration=calibration, seed=seed
+            checkpoint.folder,
+            kv_heads=heads,
+            method=method,
+            calibration=calibration,
+            seed=seed,
+            drop_extra_attention=drop_extra_attention,
         )
     tokenizer = load_tokenizer(checkpoint.folder)
     held_out = read_held_out(text, tokenizer, sequence_length, max_tokens)
@@ -160,12 +169,13 @@ def sweep_kv_heads(
                 calibration=calibration,
                 calibration_tokens=calibration_tokens,
                 seed=seed,
+                drop_extra_attention=drop_extra_attention,
                 device=device,
             )
             model = load_model(converted, dtype=precision, device=place)
             used = result.plan.method
             logits, layers = _compare(reference, model, batches, count)
-        choices.append(Drift(counted[heads], logits, layers))
+        choices.append(Drift(counted[heads], result.plan.output_bytes, logits, layers))
     return DriftSweep(
         num_key_value_heads=shape.num_key_value_heads,
         attention_layers=shape.num_layers,

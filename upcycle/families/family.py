@@ -41,6 +41,8 @@ class Family:
             where there always is.
         rope_clockwise: whether positions turn them by negative angles.
         attention_module: the path of layer `{layer}`'s attention.
+        extra_modules: the paths of attentions outside the decoder's layers, by the number that each
+            goes by in a plan.
         gate: the tensor of the output gate, if it is one of its own.
         sinks: the tensor of the attention sinks, if there are any.
         multi_query_key: for classes that know H KV heads or one: the key that says which.
@@ -60,6 +62,7 @@ class Family:
     rope_when: tuple[str, Any] | None = None
     rope_clockwise: bool = False
     attention_module: str = "model.layers.{layer}.self_attn"
+    extra_modules: Mapping[int, str] = field(default_factory=dict)
     gate: str | None = None
     sinks: str | None = None
     multi_query_key: str | None = None
@@ -119,7 +122,7 @@ class Family:
 
     def tensor_names(self, layer: int, shape: AttentionShape) -> dict[Role, str]:
         """The checkpoint's tensor name of each role that a layer has."""
-        module = self.attention_module.format(layer=layer)
+        module = self.extra_modules.get(layer) or self.attention_module.format(layer=layer)
         return {role: f"{module}.{role}" for role in self.tensor_shapes(shape)}
 
     def tensor_shapes(self, shape: AttentionShape) -> dict[Role, tuple[int, ...]]:
@@ -133,6 +136,15 @@ class Family:
         if self.sinks is not None:
             shapes[self.sinks] = (shape.num_attention_heads,)
         return shapes
+
+    def kv_shapes(self, shape: AttentionShape) -> dict[Role, tuple[int, ...]]:
+        """The shapes of the tensors that would have others with another number of KV heads."""
+        shapes = self.tensor_shapes(shape)
+        others = [g for g in shape.valid_kv_heads if g != shape.num_key_value_heads]
+        if not others:
+            return {}
+        other = self.tensor_shapes(replace(shape, num_key_value_heads=others[0]))
+        return {role: size for role, size in shapes.items() if other.get(role) != size}
 
     def kv_roles(self, shape: AttentionShape) -> list[Role]:
         """The roles of the tensors that hold keys' or values' weights, weights of k first."""

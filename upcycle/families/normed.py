@@ -59,6 +59,7 @@ FAMILIES = (
         {
             **COMMON, "num_hidden_layers": 46, "num_attention_heads": 96,
             "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+            "num_nextn_predict_layers": 1,
         },
         qkv_bias=_BIAS,
         qk_norm=NormTensors(QkNorm("rms", "shared"), when="use_qk_norm"),

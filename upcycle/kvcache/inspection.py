@@ -13,7 +13,8 @@ from upcycle.kvcache.counting import (
     latent_reference,
 )
 from upcycle.kvcache.layout import AttentionKind, CacheLayout, attention_kind, cache_layout
-from upcycle.kvcache.weights import Weights, bytes_by_dtype, kv_element_bytes
+from upcycle.kvcache.weights import bytes_by_dtype, kv_element_bytes
+from upcycle.planning import planned_sizes
 
 REFERENCE_LENGTH = 4096
 
@@ -28,7 +29,8 @@ class Choice:
         kv_bytes_per_token: of cache that a token adds in all layers, while every window has room.
         cache_bytes_saved: fewer than now in the cache of one sequence of `REFERENCE_LENGTH` tokens;
             negative where there would be more.
-        weight_bytes_saved: fewer than now in the weights.
+        weight_bytes_saved: fewer than now in the weights that a conversion writes; negative where a
+            class that the model becomes first has more biases, or a wider dtype, than are saved.
     """
 
     kv_heads: int
@@ -52,6 +54,8 @@ class Inspection:
         bytes_by_dtype: the same by safetensors dtype, the largest first.
         kv_bytes_per_element: of the cache, which has the dtype of the K projections.
         cache_bytes: of one sequence of `REFERENCE_LENGTH` tokens.
+        extra_attention: the paths of attentions outside the decoder's layers with as many KV heads,
+            each with the reason why it cannot be converted like a layer, if there is one.
         window_layers: how many layers see a window of the context alone.
         state_elements: what layers without attention keep for each sequence, however long.
         choices: one for each number of KV heads that it can be converted to, most heads first.
@@ -69,6 +73,7 @@ class Inspection:
     bytes_by_dtype: dict[str, int]
     kv_bytes_per_element: int
     cache_bytes: int
+    extra_attention: dict[str, str | None]
     window_layers: int
     state_elements: int
     choices: tuple[Choice, ...]
@@ -90,7 +95,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """
     shape, layout = shape_of(checkpoint.config), cache_layout(checkpoint.config)
     width = kv_element_bytes(checkpoint)
-    weights = Weights(checkpoint.weight_bytes, width)
+    sizes = planned_sizes(checkpoint)
 
     def cache(kv_heads: int, length: int) -> int:
         return kv_cache_bytes(layout, kv_heads=kv_heads, length=length, bytes_per_element=width)
@@ -103,7 +108,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
             kind=attention_kind(shape, kv_heads),
             kv_bytes_per_token=cache(kv_heads, 1),
             cache_bytes_saved=cache_now - cache(kv_heads, REFERENCE_LENGTH),
-            weight_bytes_saved=weights.total_bytes - weights.bytes_with(shape, kv_heads),
+            weight_bytes_saved=checkpoint.weight_bytes - sizes.output_bytes[kv_heads],
         )
 
     def counts(of: CacheLayout) -> tuple[AttentionCounts, ...]:
@@ -119,6 +124,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         bytes_by_dtype=bytes_by_dtype(checkpoint),
         kv_bytes_per_element=width,
         cache_bytes=cache_now,
+        extra_attention={extra.module: extra.problem for extra in sizes.extra},
         window_layers=sum(window is not None for window in layout.windows),
         state_elements=layout.state_elements,
         choices=tuple(choice(kv_heads) for kv_heads in reversed(shape.valid_kv_heads)),

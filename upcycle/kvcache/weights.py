@@ -1,7 +1,8 @@
 """How many bytes of weights a model has now, and with another number of KV heads."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.headers import DTYPE_BITS
@@ -10,7 +11,7 @@ from upcycle.families import family_in
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
 from upcycle.kvcache.latent import is_latent
-from upcycle.planning import plan
+from upcycle.planning import plan, planned_sizes
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,25 @@ class Weights:
         total_bytes: all of them, with the KV heads that the model has now.
         kv_bytes_per_element: of the K and V projections. None where only the total is known; then
             the weights are taken to be the same for every number of KV heads.
+        converted: bytes after a conversion, by the number of KV heads, as `planned_sizes` counts
+            them; where there are none, the K and V projections alone change.
     """
 
     total_bytes: int
     kv_bytes_per_element: int | None = None
+    converted: Mapping[int, int] = field(default_factory=dict)
 
     def kv_bytes(self, shape: AttentionShape, kv_heads: int) -> int:
         """Bytes of the K and V projections, 0 where their dtype is not known."""
+        if len(self.converted) > 1:  # what a KV head adds is all that differs
+            (fewer, small), *_, (more, large) = sorted(self.converted.items())
+            return (large - small) // (more - fewer) * kv_heads
         return kv_projection_parameters(shape, kv_heads) * (self.kv_bytes_per_element or 0)
 
     def bytes_with(self, shape: AttentionShape, kv_heads: int) -> int:
-        """Bytes of all weights after a conversion to `kv_heads`."""
+        """Bytes of all weights with `kv_heads`: as stored for the model's own, else converted."""
+        if kv_heads != shape.num_key_value_heads and kv_heads in self.converted:
+            return self.converted[kv_heads]
         saved = parameters_saved(shape, kv_heads) * (self.kv_bytes_per_element or 0)
         return self.total_bytes - saved
 
@@ -75,8 +84,10 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    width = None if is_latent(checkpoint.config) else kv_element_bytes(checkpoint)
-    return Weights(checkpoint.weight_bytes, width)
+    if is_latent(checkpoint.config):
+        return Weights(checkpoint.weight_bytes)
+    sizes = planned_sizes(checkpoint).output_bytes
+    return Weights(checkpoint.weight_bytes, kv_element_bytes(checkpoint), sizes)
 
 
 def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:

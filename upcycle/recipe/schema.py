@@ -36,6 +36,8 @@ class ConvertRecipe(Section):
         refine: optimiser steps that fit each layer's attention to the source's.
         grouping: "contiguous" or "search".
         seed: for methods that draw numbers, and the choice of calibration text.
+        drop_extra_attention: leave out multi-token prediction and whatever else has attention
+            outside the decoder's layers, instead of merging it like one of them.
     """
 
     kv_heads: Positive
@@ -45,6 +47,7 @@ class ConvertRecipe(Section):
     refine: NonNegative = 0
     grouping: Literal["contiguous", "search"] = "contiguous"
     seed: Seed = 0
+    drop_extra_attention: bool = False
 
 
 class TextSource(Section):

@@ -2,65 +2,27 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from upcycle.attention import AttentionShape
-from upcycle.checkpoint.headers import TensorInfo, TensorSpec
+from upcycle.checkpoint.headers import MERGEABLE_DTYPES
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import refuse_remote_code
 from upcycle.checkpoint.sharding import shard_name, split_by_size
-from upcycle.checkpoint.writer import ShardLayout
 from upcycle.errors import CheckpointError, FamilyError, PlanError
 from upcycle.families import Family, Role, family_in
+from upcycle.families.extra_attention import (
+    ATTENTION_BUFFERS,
+    ExtraAttention,
+    extra_attention,
+    predicting_layers,
+)
 from upcycle.families.retargets.view import retargeted
-
-# Buffers that old checkpoints store beside the projections; no head is in them.
-_ATTENTION_BUFFERS = ("rotary_emb.inv_freq",)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A tensor whose bytes go to the output as they are."""
-
-    output: TensorSpec
-
-
-@dataclass(frozen=True)
-class Attention:
-    """A tensor that is written anew from a layer's merged attention.
-
-    Attributes:
-        output: name, dtype and new shape.
-        source_shape: the shape in the source; None where the source has no such tensor.
-        layer: whose attention.
-        role: which of its tensors.
-    """
-
-    output: TensorSpec
-    source_shape: tuple[int, ...] | None
-    layer: int
-    role: Role
-
-
-Operation = Copy | Attention
-
-
-@dataclass(frozen=True)
-class PlannedShard:
-    """One output file and its tensors, in the source's order."""
-
-    name: str
-    metadata: Mapping[str, str] | None
-    operations: tuple[Operation, ...]
-
-    @property
-    def layout(self) -> ShardLayout:
-        """What the writer needs to know."""
-        return ShardLayout(self.name, tuple(op.output for op in self.operations), self.metadata)
+from upcycle.planning.operations import Operation, OperationPlanner, PlannedShard
 
 
 @dataclass(frozen=True)
@@ -77,6 +39,9 @@ class Plan:
         shards: the output files.
         has_index: whether an index tells which file has which tensor.
         config_edits: the keys of `config.json` that change.
+        extra: attentions outside the decoder's layers that are converted like one of them.
+        dropped: those that are left out, each with its block.
+        dropped_tensors: how many tensors are left out with them.
         peak_bytes: the most tensor memory that is needed at once, in fp64.
     """
 
@@ -89,7 +54,15 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     has_index: bool
     config_edits: Mapping[str, Any]
+    extra: tuple[ExtraAttention, ...]
+    dropped: tuple[ExtraAttention, ...]
+    dropped_tensors: int
     peak_bytes: int
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers whose attention is converted, extra ones last."""
+        return (*self.source_shape.attention_layers, *(extra.layer for extra in self.extra))
 
     @property
     def operations(self) -> list[Operation]:
@@ -118,6 +91,7 @@ def plan(
     method: str = "mean",
     seed: int = 0,
     max_shard_size: int | None = None,
+    drop_extra_attention: bool = False,
 ) -> Plan:
     """Plan a conversion from headers and configuration alone.
 
@@ -129,36 +103,32 @@ def plan(
         seed: for methods that draw.
         max_shard_size: the most bytes of tensors in an output file, where no single tensor is
             larger; None keeps the source's files.
+        drop_extra_attention: leave out what has attention outside the decoder's layers, such as
+            multi-token prediction, instead of merging it like one of them.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or its shapes contradict its configuration.
+        CheckpointError: the checkpoint is damaged, its shapes contradict its configuration, or
+            attention outside the decoder's layers cannot be merged like one of them.
         FamilyError: the model has no KV heads that can be merged.
         PlanError: `kv_heads` or `max_shard_size` is not possible.
     """
-    opened = source if isinstance(source, Checkpoint) else Checkpoint.describe(source)
-    checkpoint = retargeted(opened)
-    family = family_in(checkpoint)
-    refuse_remote_code(checkpoint.config, checkpoint.folder)
-    refuse_quantised(checkpoint)
-    shape = family.shape(checkpoint.config)
+    prepared = _prepare(source, drop_extra_attention)
+    checkpoint, family, shape = prepared.checkpoint, prepared.family, prepared.shape
     check_kv_heads(shape, kv_heads)
-    layers = _attention_tensors(checkpoint, family, shape)
     target = replace(shape, num_key_value_heads=kv_heads)
     merges = kv_heads != shape.num_key_value_heads
-    planner = _Planner(family, layers if merges else {}, target)
-    shards = tuple(
-        PlannedShard(
-            header.path.name,
-            header.metadata,
-            tuple(op for tensor in header.tensors for op in planner.operations(tensor)),
-        )
-        for header in checkpoint.headers
-    )
+    if merges:
+        prepared.refuse_problems()
+    shards = prepared.shards(kv_heads)
     has_index = (checkpoint.folder / INDEX_FILE).is_file()
     if max_shard_size is not None:
         shards = _sharded(shards, max_shard_size)
         has_index = len(shards) > 1
     layer_elements = _layer_elements(family, shape) + _layer_elements(family, target)
+    edits = family.config_edits(checkpoint.config, kv_heads) if merges else {}
+    if any(extra.predicts for extra in prepared.dropped):
+        said = predicting_layers(family, checkpoint.config)
+        edits |= {key: 0 for key, count in said.items() if count}
     return Plan(
         model_type=family.model_type,
         source_shape=shape,
@@ -168,9 +138,127 @@ def plan(
         initializer_range=family.number(checkpoint.config, "initializer_range"),
         shards=shards,
         has_index=has_index,
-        config_edits=family.config_edits(checkpoint.config, kv_heads) if merges else {},
+        config_edits=edits,
+        extra=tuple(extra for extra in prepared.extra if extra.problem is None),
+        dropped=prepared.dropped,
+        dropped_tensors=sum(map(prepared.drops, checkpoint.tensors)),
         peak_bytes=8 * layer_elements if merges else 0,
     )
+
+
+@dataclass(frozen=True)
+class PlannedSizes:
+    """What conversions of a source would write.
+
+    Attributes:
+        output_bytes: of the plan for each number of KV heads.
+        extra: attentions outside the decoder's layers; one that has a problem is counted as it is,
+            though a plan refuses to merge heads around it.
+    """
+
+    output_bytes: Mapping[int, int]
+    extra: tuple[ExtraAttention, ...]
+
+
+def planned_sizes(source: str | Path | Checkpoint) -> PlannedSizes:
+    """The sizes of the plans for every number of KV heads, without making them all.
+
+    Raises:
+        CheckpointError: as for `plan`.
+        FamilyError: the model has no KV heads that can be merged.
+    """
+    prepared = _prepare(source, drop=False)
+    tensors = [t for header in prepared.checkpoint.headers for t in header.tensors]
+    names = {name for layer in prepared.layers.values() for name in layer}
+    attention = [tensor for tensor in tensors if tensor.name in names]
+    copied = sum(tensor.nbytes for tensor in tensors if tensor.name not in names)
+    sizes = {}
+    for kv_heads in prepared.shape.valid_kv_heads:
+        planner = prepared.planner(kv_heads)
+        operations = [op for tensor in attention for op in planner.operations(tensor)]
+        sizes[kv_heads] = copied + sum(op.output.nbytes for op in operations)
+    return PlannedSizes(sizes, prepared.extra)
+
+
+def planned_family(checkpoint: Checkpoint, todo: Plan) -> Family:
+    """The checkpoint's family, which also names the tensors of the plan's extra attention."""
+    modules = {extra.layer: extra.module for extra in todo.extra}
+    return replace(family_in(checkpoint), extra_modules=modules)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A checked source, for plans with any number of KV heads."""
+
+    checkpoint: Checkpoint
+    family: Family
+    shape: AttentionShape
+    layers: Mapping[int, Mapping[str, Role]]
+    extra: tuple[ExtraAttention, ...]
+    dropped: tuple[ExtraAttention, ...]
+
+    def drops(self, name: str) -> bool:
+        """Whether a tensor goes with an attention that is dropped."""
+        return any(extra.owns(name) for extra in self.dropped)
+
+    def planner(self, kv_heads: int) -> OperationPlanner:
+        """What turns each tensor into its operations."""
+        merges = kv_heads != self.shape.num_key_value_heads
+        target = replace(self.shape, num_key_value_heads=kv_heads)
+        return OperationPlanner(self.family, self.layers if merges else {}, target)
+
+    def shards(self, kv_heads: int) -> tuple[PlannedShard, ...]:
+        """The output in the source's files, without those of which nothing is left."""
+        planner = self.planner(kv_heads)
+        shards = []
+        for header in self.checkpoint.headers:
+            kept = [tensor for tensor in header.tensors if not self.drops(tensor.name)]
+            operations = tuple(op for tensor in kept for op in planner.operations(tensor))
+            if operations or not header.tensors:
+                shards.append(PlannedShard(header.path.name, header.metadata, operations))
+        return tuple(shards)
+
+    def refuse_problems(self) -> None:
+        """An attention that keeps the old heads would be wrong under the new configuration."""
+        for extra in self.extra:
+            if extra.problem is not None:
+                way_out = "pass --drop-extra-attention to leave it out, or " if extra.block else ""
+                raise CheckpointError(
+                    f"{extra.module} is attention outside the decoder's layers that cannot be "
+                    f"merged like one of them: {extra.problem}",
+                    where=f"{self.checkpoint.folder}, {extra.module}",
+                    fix=f"{way_out}remove its tensors; kept as it is, it would have "
+                    f"{self.shape.num_key_value_heads} KV heads under a config.json that says less "
+                    "or more",
+                )
+
+
+def _prepare(source: str | Path | Checkpoint, drop: bool) -> _Prepared:
+    """Look at names, shapes and dtypes once.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or its shapes contradict its configuration.
+        FamilyError: the model has no KV heads that can be merged.
+    """
+    opened = source if isinstance(source, Checkpoint) else Checkpoint.describe(source)
+    checkpoint = retargeted(opened)
+    family = family_in(checkpoint)
+    refuse_remote_code(checkpoint.config, checkpoint.folder)
+    refuse_quantised(checkpoint)
+    shape = family.shape(checkpoint.config)
+    extra = extra_attention(checkpoint, family, shape)
+    dropped = tuple(each for each in extra if drop and each.block)
+    kept = tuple(each for each in extra if each not in dropped)
+    layers = _attention_tensors(checkpoint, family, shape, extra)
+    for each in kept:
+        if each.stray:
+            _refuse_unknown(checkpoint, each.module + ".", set())
+    family = replace(family, extra_modules={each.layer: each.module for each in kept})
+    for each in kept:
+        if each.problem is None:
+            names = family.tensor_names(each.layer, shape)
+            layers[each.layer] = {name: role for role, name in names.items()}
+    return _Prepared(checkpoint, family, shape, layers, kept, dropped)
 
 
 def check_kv_heads(shape: AttentionShape, kv_heads: int, where: str = "--kv-heads") -> None:
@@ -208,46 +296,13 @@ def _sharded(shards: tuple[PlannedShard, ...], max_shard_size: int) -> tuple[Pla
     )
 
 
-class _Planner:
-    """Turns each source tensor into its operations: a copy, or its part of a merged layer."""
-
-    def __init__(
-        self, family: Family, layers: Mapping[int, Mapping[str, Role]], target: AttentionShape
-    ) -> None:
-        self._roles = {
-            name: (layer, role) for layer, m in layers.items() for name, role in m.items()
-        }
-        self._left = {layer: len(names) for layer, names in layers.items()}
-        self._old_roles = {layer: set(names.values()) for layer, names in layers.items()}
-        self._dtypes: dict[tuple[int, str], str] = {}
-        self._family = family
-        self._target = target
-        self._shapes = family.tensor_shapes(target)
-
-    def operations(self, tensor: TensorInfo) -> list[Operation]:
-        """What becomes of a source tensor; with a layer's last one come those that are new."""
-        if tensor.name not in self._roles:
-            return [Copy(TensorSpec(tensor.name, tensor.dtype, tensor.shape))]
-        layer, role = self._roles[tensor.name]
-        self._dtypes[layer, role.partition(".")[0]] = tensor.dtype
-        self._left[layer] -= 1
-        found: list[Operation] = []
-        if role in self._shapes:
-            spec = TensorSpec(tensor.name, tensor.dtype, self._shapes[role])
-            found.append(Attention(spec, tensor.shape, layer, role))
-        if self._left[layer] == 0:
-            names = self._family.tensor_names(layer, self._target)
-            for new in [role for role in names if role not in self._old_roles[layer]]:
-                dtype = self._dtypes[layer, new.partition(".")[0]]
-                spec = TensorSpec(names[new], dtype, self._shapes[new])
-                found.append(Attention(spec, None, layer, new))
-        return found
-
-
 def _attention_tensors(
-    checkpoint: Checkpoint, family: Family, shape: AttentionShape
+    checkpoint: Checkpoint,
+    family: Family,
+    shape: AttentionShape,
+    extra: Collection[ExtraAttention],
 ) -> dict[int, dict[str, Role]]:
-    """Each layer's roles by tensor name, after checking that all are there and fit."""
+    """Each decoder layer's roles by tensor name, after checking that all are there and fit."""
     expected_shapes = family.tensor_shapes(shape)
     layers: dict[int, dict[str, Role]] = {}
     for layer in shape.attention_layers:
@@ -259,11 +314,11 @@ def _attention_tensors(
     total = family.count(checkpoint.config, "num_hidden_layers")
     for layer in set(range(total)) - set(shape.attention_layers):
         _refuse_attention(checkpoint, set(family.tensor_names(layer, shape).values()), layer)
-    numbers = set(map(str, range(total)))
+    numbers, modules = set(map(str, range(total))), {each.module for each in extra}
     layer_in = re.compile(re.escape(family.attention_module).replace(r"\{layer\}", r"(\d+)"))
     for name in checkpoint.tensors:
         found = layer_in.match(name)
-        if found and found[1] not in numbers:
+        if found and found[1] not in numbers and found[0] not in modules:
             _refuse_unknown(checkpoint, found[0] + ".", set())
     return layers
 
@@ -288,7 +343,7 @@ def _check_tensor(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) 
             fix="set num_attention_heads, num_key_value_heads, head_dim and hidden_size in "
             "config.json to what the weights are; editing them does not convert a model",
         )
-    if tensor.dtype not in ("F16", "BF16", "F32", "F64"):
+    if tensor.dtype not in MERGEABLE_DTYPES:
         raise FamilyError(
             f"{name} is stored as {tensor.dtype}; merging needs full floating-point weights",
             where=f"{checkpoint.folder / tensor.shard}, {name}",
@@ -300,13 +355,15 @@ def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> Non
     """A tensor of an attention that the family does not know would be silently wrong."""
     for name in checkpoint.tensors:
         if name.startswith(module) and name not in known:
-            if name.removeprefix(module) in _ATTENTION_BUFFERS:
+            if name.removeprefix(module) in ATTENTION_BUFFERS:
                 continue
             raise CheckpointError(
                 f"tensor {name} is not part of the attention that config.json describes",
                 where=f"{checkpoint.folder}, {name}",
                 fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
-                "an old revision named or fused its tensors otherwise, fetch the current revision",
+                "an old revision named or fused its tensors otherwise, fetch the current revision; "
+                "layers of multi-token prediction behind the last one are known by "
+                "num_nextn_predict_layers, and left out by --drop-extra-attention",
             )
 
 
