@@ -16,6 +16,7 @@ from upcycle.conversion.run import convert
 from upcycle.errors import DeviceError, EvaluationError, PlanError
 from upcycle.evaluation.drift import DriftSweep, sweep_kv_heads
 from upcycle.kvcache.counting import count_attention
+from upcycle.planning import plan
 
 SMALL = {"max_tokens": 150, "sequence_length": 32, "device": "cpu"}
 
@@ -90,6 +91,13 @@ def test_heads_that_are_equal_inside_each_group_hardly_drift(tmp_path: Path, tex
     lossless, merged = lowered[:2], lowered[2]
     assert all(choice.logits.max_relative < 1e-5 for choice in lossless)
     assert merged.logits.max_relative > 1e-2
+
+
+def test_weights_are_those_of_the_plan(source: Path, swept: DriftSweep) -> None:
+    for choice in swept.choices:
+        assert choice.counts.kv_heads is not None
+        planned = plan(source, kv_heads=choice.counts.kv_heads).output_bytes
+        assert choice.weight_bytes == planned
 
 
 def test_a_calibrated_method_is_the_one_of_convert(source: Path) -> None:
