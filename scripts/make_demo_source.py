@@ -167,8 +167,8 @@ def new_model(seed: int) -> LlamaForCausalLM:
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=0,
-        use_cache=False,
     )
+    config.rope_theta = config.rope_parameters["rope_theta"]  # for engines that read it here alone
     return LlamaForCausalLM(config)
 
 
@@ -316,7 +316,6 @@ def main() -> None:
     model.half().float()  # the figure on the card is the stored weights' own
     nats, bits = held_out(model, held_out_ids, num_bytes["held-out"])
     before = ([row for row in curve if row["step"] <= 0.9 * arguments.steps] or curve)[-1]
-    model.config.use_cache = True
     model.half().save_pretrained(MODEL_DIR)
     (MODEL_DIR / "model.safetensors").chmod(0o644)  # the library writes 0600
     tokenizer.save_pretrained(MODEL_DIR)
