@@ -80,6 +80,7 @@ def load_model(gguf: Path) -> LlamaForCausalLM:
     where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     settings = AutoConfig.from_pretrained(**where).to_diff_dict()
     config = LlamaConfig(**{k: v for k, v in settings.items() if k not in GGUF_ONLY_KEYS})
+    config.rope_theta = config.rope_parameters["rope_theta"]  # for engines that read it here alone
     model = LlamaForCausalLM(config)
     decoded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     model.load_state_dict(decoded.state_dict())

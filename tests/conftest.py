@@ -1,6 +1,7 @@
 """Settings and fixtures of every test."""
 
 import fcntl
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,9 @@ def smollm2() -> Path:
     folder.parent.mkdir(exist_ok=True)
     with (folder.parent / "smollm2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same test run waits here
-        if not folder.exists():
+        config = folder / "config.json"
+        # Older versions of the script left the base of the rotation to rope_parameters alone.
+        if not config.exists() or "rope_theta" not in json.loads(config.read_text()):
             script = ROOT / "scripts" / "make_smollm2.py"
-            subprocess.run([sys.executable, script, folder], check=True)
+            subprocess.run([sys.executable, script, folder, "--overwrite"], check=True)
     return folder

@@ -79,7 +79,11 @@ def source_model(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     model_type, settings, _ = SOURCES[name]
     config = AutoConfig.for_model(model_type, **{**BASE, **settings, **overrides})
-    model = AutoModelForCausalLM.from_config(config).double()
+    return randomised(AutoModelForCausalLM.from_config(config).double())
+
+
+def randomised(model: Any) -> Any:
+    """The model with norms and biases that differ, and larger matrices."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -4,12 +4,14 @@ The weights of GPT-2 are (in, out) with columns [q|k|v][h][d]; GPTBigCode's are 
 [h][q, k, v][d]. Everything else is the same layer.
 """
 
+import math
 from collections.abc import Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from upcycle.families.retargets.pieces import moved, norm, output_head, split_rows
 from upcycle.families.retargets.rule import GPT_KEYS, Made, Part, Retarget, Settings
+from upcycle.families.retargets.targets import GPT_BIGCODE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +33,11 @@ def _config(settings: Settings) -> dict[str, Any]:
         "n_head": settings.count("n_head"),
         "n_layer": settings.count("n_layer"),
         "n_positions": settings.count("n_positions"),
+        "n_inner": settings.inner(),
+        "scale_attn_weights": True,
         **settings.copied(
-            "n_inner", "activation_function", "layer_norm_epsilon", "scale_attn_weights",
-            "resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range",
+            "activation_function", "layer_norm_epsilon", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+            "initializer_range",
         ),
     }  # fmt: skip
 
@@ -54,13 +58,11 @@ def _layer(settings: Settings, layer: int) -> Iterator[Made]:
     inner = settings.inner()
     for name in ("ln_1", "ln_2"):
         yield from norm(f"{module}.{name}", f"{module}.{name}", hidden)
-    by_layer = bool(settings["scale_attn_by_inverse_layer_idx"])
-    fuse = partial(
-        _fused_rows, heads=settings.count("n_head"), divisor=layer + 1 if by_layer else None
-    )
+    factor = _query_factor(settings, layer)
+    fuse = partial(_fused_rows, heads=settings.count("n_head"), factor=factor)
     for leaf, shape in (("weight", (hidden, 3 * hidden)), ("bias", (3 * hidden,))):
         name = f"{module}.attn.c_attn.{leaf}"
-        yield Made(name, shape[::-1], (Part(name, shape),), fuse, rounds=by_layer)
+        yield Made(name, shape[::-1], (Part(name, shape),), fuse, rounds=factor != 1)
     for name, rows, columns in (
         ("attn.c_proj", hidden, hidden),
         ("mlp.c_fc", inner, hidden),
@@ -72,16 +74,23 @@ def _layer(settings: Settings, layer: int) -> Iterator[Made]:
         yield moved(bias, Part(bias, (rows,)))
 
 
-def _fused_rows(columns: "Tensor", *, heads: int, divisor: int | None) -> "Tensor":
-    """[…, (q|k|v)(h)(d)] to [(h)(q, k, v)(d), …].
+def _query_factor(settings: Settings, layer: int) -> float:
+    """What q is multiplied by, so that scores are scaled by 1 / sqrt(d) alone.
 
-    Scores that GPT-2 divides by the layer's number are divided in q, as there are no rotary planes
-    or norms between q and the scores.
+    GPT-2 may also divide them by the layer's number, or not scale them at all. Other engines do
+    not read the keys that say so, and nothing rotates or norms q on its way to the scores.
     """
+    head_dim = settings.head_dim("n_embd", "n_head")
+    factor = 1.0 if settings["scale_attn_weights"] else math.sqrt(head_dim)
+    return factor / (layer + 1) if settings["scale_attn_by_inverse_layer_idx"] else factor
+
+
+def _fused_rows(columns: "Tensor", *, heads: int, factor: float) -> "Tensor":
+    """[…, (q|k|v)(h)(d)] to [(h)(q, k, v)(d), …], with q multiplied by a factor."""
     blocks = split_rows(columns.movedim(-1, 0), 3, heads)
-    if divisor is not None:
+    if factor != 1:
         blocks = blocks.double().clone()
-        blocks[0] /= divisor
+        blocks[0] *= factor
     return blocks.transpose(0, 1).flatten(0, 2)
 
 
@@ -89,6 +98,7 @@ RETARGET = Retarget(
     model_type="gpt2",
     tokenizer_class="GPT2Tokenizer",
     base_prefix="transformer.",
+    targets=(GPT_BIGCODE,),
     config=_config,
     tensors=_tensors,
     buffers=r"h\.\d+\.attn\.(bias|masked_bias)",

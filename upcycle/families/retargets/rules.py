@@ -5,6 +5,7 @@ from typing import Any
 
 from upcycle.families.retargets import gpt2, gpt_neox, gptj, opt
 from upcycle.families.retargets.rule import Retarget
+from upcycle.families.rope_spelling import older_rope_keys
 
 RETARGETS: Mapping[str, Retarget] = {
     rule.model_type: rule
@@ -33,5 +34,6 @@ def target_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         **settings.copied(),
         "tokenizer_class": config.get("tokenizer_class") or rule.tokenizer_class,
     }
+    target |= older_rope_keys(target)
     stored = config.get("dtype", config.get("torch_dtype"))
     return target if stored is None else {**target, "dtype": stored}
