@@ -107,11 +107,14 @@ def convert_command(
     console.print(tensor_parallel_limit(kv_heads))
     _show_layers(console, result.manifest["result"]["layers"])
     console.print(_advice(before, kv_heads, result.plan.method, refine))
+    for warning in result.plan.warnings:
+        console.print(f"warning: {warning}")
     return Outcome(
         {
             "output": str(output),
             "manifest": dict(result.manifest),
             "left_behind": result.left_behind,
+            "warnings": result.plan.warnings,
             "resumed_shards": result.resumed_shards,
         }
     )

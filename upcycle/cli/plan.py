@@ -65,4 +65,6 @@ def plan_command(
     for line in extra_attention_lines(todo, "merged like one of them"):
         console.print(line)
     console.print(tensor_parallel_limit(kv_heads))
+    for warning in todo.warnings:
+        console.print(f"warning: {warning}")
     return Outcome(todo.to_dict())

@@ -200,8 +200,11 @@ def check_request(
     grouping: str = "contiguous",
     seed: int = 0,
     drop_extra_attention: bool = False,
-) -> None:
+) -> Plan:
     """Refuse what `convert` would refuse, but for what it finds in weights and text.
+
+    Returns:
+        What would be done.
 
     Raises:
         CheckpointError: the source is damaged or contradicts itself.
@@ -209,7 +212,7 @@ def check_request(
         PlanError: `kv_heads` or `method` is not possible, or there is no text where it is needed.
     """
     text = Calibration(calibration, calibration_tokens, refine, grouping)
-    plan(
+    return plan(
         source,
         kv_heads=kv_heads,
         method=text.method(method),

@@ -15,7 +15,6 @@ from upcycle.evaluation.models import check_context
 from upcycle.export import options as export_options
 from upcycle.export.coreml import SUFFIX
 from upcycle.export.quantize.loading import load_quantization
-from upcycle.families import shape_of
 from upcycle.pipeline.layout import Layout, check_inputs
 from upcycle.recipe.schema import ExportRecipe, Recipe
 from upcycle.training.facts import check_text
@@ -52,9 +51,9 @@ def _inputs(recipe: Recipe, inputs: list[Path]) -> str:
 
 
 def _conversion(recipe: Recipe, source: Path) -> str:
-    check_request(source, **recipe.convert.model_dump())
-    before = shape_of(Checkpoint.open(source).config).num_key_value_heads
-    return f"{before} → {recipe.convert.kv_heads} KV heads"
+    todo = check_request(source, **recipe.convert.model_dump())
+    heads = f"{todo.source_shape.num_key_value_heads} → {todo.num_key_value_heads} KV heads"
+    return "; ".join([heads, *(f"warning: {warning}" for warning in todo.warnings)])
 
 
 def _context(recipe: Recipe, source: Path) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from upcycle.checkpoint.remote_code import refuse_remote_code
 from upcycle.checkpoint.sharding import shard_name, split_by_size
 from upcycle.errors import CheckpointError, FamilyError, PlanError
 from upcycle.families import Family, Role, family_in
+from upcycle.families.cautions import cautions
 from upcycle.families.extra_attention import (
     ATTENTION_BUFFERS,
     ExtraAttention,
     extra_attention,
     predicting_layers,
 )
-from upcycle.families.retargets.view import retargeted
+from upcycle.families.retargets.view import on_disk, retargeted
 from upcycle.planning.operations import Operation, OperationPlanner, PlannedShard
 
 
@@ -43,6 +44,7 @@ class Plan:
         dropped: those that are left out, each with its block.
         dropped_tensors: how many tensors are left out with them.
         peak_bytes: the most tensor memory that is needed at once, in fp64.
+        warnings: what to know before the result is served; it changes nothing of the result.
     """
 
     model_type: str
@@ -58,6 +60,7 @@ class Plan:
     dropped: tuple[ExtraAttention, ...]
     dropped_tensors: int
     peak_bytes: int
+    warnings: tuple[str, ...] = field(default=(), repr=False)  # a resumed run may warn of less
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -143,6 +146,7 @@ def plan(
         dropped=prepared.dropped,
         dropped_tensors=sum(map(prepared.drops, checkpoint.tensors)),
         peak_bytes=8 * layer_elements if merges else 0,
+        warnings=cautions(on_disk(opened), checkpoint.config, kv_heads),
     )
 
 

@@ -22,6 +22,7 @@ from upcycle.families.retargets.pieces import (
     zeros,
 )
 from upcycle.families.retargets.rule import Made, Part, Retarget, Settings
+from upcycle.families.retargets.targets import NEMOTRON, PHI, STARCODER2
 
 # The target's names of the output projection and of the MLP's two Linears.
 _LINEARS = {
@@ -173,6 +174,7 @@ RETARGET = Retarget(
     model_type="gpt_neox",
     tokenizer_class="GPTNeoXTokenizer",
     base_prefix="gpt_neox.",
+    targets=(PHI, STARCODER2, NEMOTRON),
     config=_config,
     tensors=_tensors,
     buffers=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",

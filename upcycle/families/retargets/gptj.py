@@ -18,6 +18,7 @@ from upcycle.families.retargets.pieces import (
     split_rows,
 )
 from upcycle.families.retargets.rule import GPT_KEYS, Made, Part, Retarget, Settings
+from upcycle.families.retargets.targets import PHI
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +103,7 @@ GPTJ = Retarget(
     model_type="gptj",
     tokenizer_class="GPT2Tokenizer",
     base_prefix="transformer.",
+    targets=(PHI,),
     config=_config,
     tensors=_tensors,
     buffers=r"h\.\d+\.attn\.(bias|masked_bias|causal_mask)",

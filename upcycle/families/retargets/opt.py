@@ -17,6 +17,7 @@ from upcycle.families.retargets.pieces import (
     zeros,
 )
 from upcycle.families.retargets.rule import Made, Part, Retarget, Settings
+from upcycle.families.retargets.targets import GPT_BIGCODE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +121,7 @@ RETARGET = Retarget(
     model_type="opt",
     tokenizer_class="GPT2Tokenizer",
     base_prefix="model.",
+    targets=(GPT_BIGCODE,),
     config=_config,
     tensors=_tensors,
     buffers=r"(?!)",

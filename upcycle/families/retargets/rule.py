@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from upcycle.errors import FamilyError
+from upcycle.families.retargets.targets import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,6 +124,7 @@ class Retarget:
         base_prefix: the path of the base model, which checkpoints of the bare model leave out.
         defaults: what the source class assumes for keys that `config.json` leaves out.
         aliases: other spellings of those keys.
+        targets: the classes that models become.
         config: the target's configuration; raises FamilyError for what it cannot express.
         tensors: the target's tensors, given the canonical names that the checkpoint has.
         buffers: patterns of stored tensors that are no parameters and that transformers ignores.
@@ -132,6 +134,7 @@ class Retarget:
     tokenizer_class: str
     base_prefix: str
     defaults: Mapping[str, Any]
+    targets: tuple[Target, ...]
     config: Callable[[Settings], dict[str, Any]]
     tensors: Callable[[Settings, Container[str]], Iterator[Made]]
     buffers: str
