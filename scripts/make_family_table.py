@@ -117,6 +117,15 @@ def retarget_table(measured: Measured) -> str:
     return "\n".join(rows)
 
 
+def engine_table() -> str:
+    """What other engines make of the classes that models become."""
+    engines = {
+        made.model_type: made.engines for rule in RETARGETS.values() for made in rule.targets
+    }
+    rows = [f"| `{name}` | {text} |" for name, text in sorted(engines.items())]
+    return "\n".join(["| class | other engines |", "|---|---|", *rows])
+
+
 def retargets() -> dict[str, str]:
     """The tested sources with the class that each becomes."""
     sys.path.insert(0, str(ROOT))
@@ -143,6 +152,7 @@ def main() -> None:
         "family-counts": counts,
         "families": family_table(measured),
         "retargets": retarget_table(measured),
+        "retarget-engines": engine_table(),
         "refusals": refusal_table(),
     }.items():
         readme = fill(readme, name, text)

@@ -146,7 +146,7 @@ def plan(
         dropped=prepared.dropped,
         dropped_tensors=sum(map(prepared.drops, checkpoint.tensors)),
         peak_bytes=8 * layer_elements if merges else 0,
-        warnings=cautions(on_disk(opened), checkpoint.config, kv_heads),
+        warnings=cautions(on_disk(checkpoint), checkpoint.config, kv_heads),
     )
 
 

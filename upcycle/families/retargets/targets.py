@@ -17,7 +17,7 @@ class Target:
             `{kv_heads}` stands for their number.
         all_kv_heads: the same with as many as query heads.
         reads_rope_scaling: whether mlx-lm does, for this class.
-        engines: the same in a few words, for a table.
+        engines: the same for a table.
     """
 
     model_type: str
@@ -29,7 +29,7 @@ class Target:
     engines: str = ""
 
     def cautions(self, config: Mapping[str, Any], kv_heads: int) -> list[str]:
-        """What to know before another engine than transformers or vLLM loads a conversion.
+        """What to know before another engine than transformers loads a conversion.
 
         Args:
             config: the target's configuration.
@@ -42,7 +42,7 @@ class Target:
             found.append(
                 f"{self.model_type} with {self.activation_key} {named}: llama.cpp and mlx-lm do "
                 f"not read that key and compute {self.activation}, so their tokens are wrong; "
-                "transformers and vLLM read it"
+                "transformers reads it"
             )
         if config.get("rope_scaling") and not self.reads_rope_scaling:
             found.append(
@@ -59,15 +59,17 @@ PHI = Target(
     fewer_kv_heads="phi with fewer KV heads than query heads loads in transformers, vLLM and "
     "mlx-lm; OpenVINO and CTranslate2 fail, and llama.cpp fails until its converter's file is "
     "mended: gguf_set_metadata --force FILE phi2.attention.head_count_kv {kv_heads}",
-    engines="not OpenVINO, CTranslate2; llama.cpp once mended: "
-    "`gguf_set_metadata --force FILE phi2.attention.head_count_kv G`",
+    engines="vLLM and mlx-lm load it, OpenVINO and CTranslate2 do not; llama.cpp does once its file is "
+    "mended: `gguf_set_metadata --force FILE phi2.attention.head_count_kv G`",
 )
-STARCODER2 = Target("starcoder2", activation_key="hidden_act", activation="gelu")
+STARCODER2 = Target(
+    "starcoder2", activation_key="hidden_act", activation="gelu", engines="mlx-lm loads it"
+)
 NEMOTRON = Target(
     "nemotron",
     activation_key="hidden_act",
     activation="relu2",
-    engines="not llama.cpp, mlx-lm: they compute relu2 whatever `hidden_act` says",
+    engines="llama.cpp and mlx-lm compute relu2 whatever `hidden_act` says: wrong tokens",
 )
 GPT_BIGCODE = Target(
     "gpt_bigcode",
@@ -75,5 +77,6 @@ GPT_BIGCODE = Target(
     activation="gelu",
     all_kv_heads="gpt_bigcode with as many KV heads as query heads: llama.cpp and mlx-lm know the "
     "class with one KV head alone; --kv-heads 1 makes that",
-    engines="with one KV head; llama.cpp, mlx-lm compute gelu whatever `activation_function` says",
+    engines="vLLM, llama.cpp, mlx-lm, CTranslate2 and OpenVINO load it with one KV head; the OPT models "
+    "with relu go wrong in llama.cpp and mlx-lm, which compute gelu",
 )
