@@ -59,8 +59,8 @@ PHI = Target(
     fewer_kv_heads="phi with fewer KV heads than query heads loads in transformers, vLLM and "
     "mlx-lm; OpenVINO and CTranslate2 fail, and llama.cpp fails until its converter's file is "
     "mended: gguf_set_metadata --force FILE phi2.attention.head_count_kv {kv_heads}",
-    engines="vLLM and mlx-lm load it, OpenVINO and CTranslate2 do not; llama.cpp does once its file is "
-    "mended: `gguf_set_metadata --force FILE phi2.attention.head_count_kv G`",
+    engines="vLLM and mlx-lm load it, OpenVINO and CTranslate2 do not; llama.cpp does once its "
+    "file is mended: `gguf_set_metadata --force FILE phi2.attention.head_count_kv G`",
 )
 STARCODER2 = Target(
     "starcoder2", activation_key="hidden_act", activation="gelu", engines="mlx-lm loads it"
@@ -77,6 +77,6 @@ GPT_BIGCODE = Target(
     activation="gelu",
     all_kv_heads="gpt_bigcode with as many KV heads as query heads: llama.cpp and mlx-lm know the "
     "class with one KV head alone; --kv-heads 1 makes that",
-    engines="vLLM, llama.cpp, mlx-lm, CTranslate2 and OpenVINO load it with one KV head; the OPT models "
-    "with relu go wrong in llama.cpp and mlx-lm, which compute gelu",
+    engines="vLLM, llama.cpp, mlx-lm, CTranslate2 and OpenVINO load it with one KV head; the OPT "
+    "models with relu go wrong in llama.cpp and mlx-lm, which compute gelu",
 )
