@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.attention import AttentionShape
+from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import TensorInfo, TensorSpec
+from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import refuse_remote_code
@@ -16,10 +18,8 @@ from upcycle.checkpoint.sharding import shard_name, split_by_size
 from upcycle.checkpoint.writer import ShardLayout
 from upcycle.errors import CheckpointError, FamilyError, PlanError
 from upcycle.families import Family, Role, family_in
+from upcycle.families.implied import misshapen, shape_in
 from upcycle.families.retargets.view import retargeted
-
-# Buffers that old checkpoints store beside the projections; no head is in them.
-_ATTENTION_BUFFERS = ("rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def plan(
     family = family_in(checkpoint)
     refuse_remote_code(checkpoint.config, checkpoint.folder)
     refuse_quantised(checkpoint)
-    shape = family.shape(checkpoint.config)
+    shape = shape_in(checkpoint)
     check_kv_heads(shape, kv_heads)
     layers = _attention_tensors(checkpoint, family, shape)
     target = replace(shape, num_key_value_heads=kv_heads)
@@ -254,7 +254,7 @@ def _attention_tensors(
         names = family.tensor_names(layer, shape)
         _refuse_unknown(checkpoint, _module(family, layer), set(names.values()))
         for role, name in names.items():
-            _check_tensor(checkpoint, name, expected_shapes[role])
+            _check_tensor(checkpoint, family, name, expected_shapes[role])
         layers[layer] = {name: role for role, name in names.items()}
     total = family.count(checkpoint.config, "num_hidden_layers")
     for layer in set(range(total)) - set(shape.attention_layers):
@@ -272,22 +272,19 @@ def _module(family: Family, layer: int) -> str:
     return family.attention_module.format(layer=layer) + "."
 
 
-def _check_tensor(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
+def _check_tensor(
+    checkpoint: Checkpoint, family: Family, name: str, expected: tuple[int, ...]
+) -> None:
     tensor = checkpoint.tensors.get(name)
     if tensor is None:
-        raise CheckpointError(
-            f"the checkpoint has no tensor {name}",
-            where=str(checkpoint.folder),
+        raise missing_tensor(
+            checkpoint,
+            name,
             fix="config.json must describe these very weights: compare its model_type, "
             "num_hidden_layers and biases with the tensors",
         )
     if tensor.shape != expected:
-        raise CheckpointError(
-            f"config.json asks for shape {list(expected)} but {name} has {list(tensor.shape)}",
-            where=f"{checkpoint.folder / tensor.shard}, {name}",
-            fix="set num_attention_heads, num_key_value_heads, head_dim and hidden_size in "
-            "config.json to what the weights are; editing them does not convert a model",
-        )
+        raise misshapen(checkpoint, family, name, expected)
     if tensor.dtype not in ("F16", "BF16", "F32", "F64"):
         raise FamilyError(
             f"{name} is stored as {tensor.dtype}; merging needs full floating-point weights",
@@ -298,13 +295,12 @@ def _check_tensor(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) 
 
 def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> None:
     """A tensor of an attention that the family does not know would be silently wrong."""
-    for name in checkpoint.tensors:
-        if name.startswith(module) and name not in known:
-            if name.removeprefix(module) in _ATTENTION_BUFFERS:
-                continue
-            raise CheckpointError(
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith(module) and name not in known and not is_buffer(name, tensor.shape):
+            raise unknown_tensor(
+                checkpoint,
+                name,
                 f"tensor {name} is not part of the attention that config.json describes",
-                where=f"{checkpoint.folder}, {name}",
                 fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
                 "an old revision named or fused its tensors otherwise, fetch the current revision",
             )

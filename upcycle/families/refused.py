@@ -330,11 +330,11 @@ REFUSALS = (
         kind="remote code",
         reason="transformers has no class of this name: it is loaded by code that comes with the "
         "checkpoint, whose layout only that code knows",
-        way_out="save it as a class of transformers with its authors' script (InternLM2, "
-        "Baichuan-7B and Qwen-7B can become llama or qwen2), and convert that",
+        way_out="save it as a class of transformers with its authors' script (InternLM2 can become "
+        "llama), and convert that",
         model_types=(
-            "aquila", "baichuan", "chatglm", "deepseek", "deci", "internlm", "internlm2",
-            "minicpm", "nemotron-nas", "orion", "qwen", "telechat", "xverse", "yuan",
+            "btlm", "codeshell", "deci", "deepseek", "gpt_refact", "internlm2", "jais", "moss",
+            "nemotron-nas", "phi3small", "telechat", "yuan",
         ),
     ),
 )  # fmt: skip

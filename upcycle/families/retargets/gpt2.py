@@ -91,7 +91,6 @@ RETARGET = Retarget(
     base_prefix="transformer.",
     config=_config,
     tensors=_tensors,
-    buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
     aliases=GPT_KEYS,
     defaults={
         "vocab_size": 50257,

@@ -175,7 +175,6 @@ RETARGET = Retarget(
     base_prefix="gpt_neox.",
     config=_config,
     tensors=_tensors,
-    buffers=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     aliases={},
     defaults={
         "vocab_size": 50432,

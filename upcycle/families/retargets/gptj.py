@@ -104,7 +104,6 @@ GPTJ = Retarget(
     base_prefix="transformer.",
     config=_config,
     tensors=_tensors,
-    buffers=r"h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
     aliases=GPT_KEYS,
     defaults={
         "vocab_size": 50400,

@@ -122,7 +122,6 @@ RETARGET = Retarget(
     base_prefix="model.",
     config=_config,
     tensors=_tensors,
-    buffers=r"(?!)",
     aliases={},
     defaults={
         "vocab_size": 50272,

@@ -125,7 +125,6 @@ class Retarget:
         aliases: other spellings of those keys.
         config: the target's configuration; raises FamilyError for what it cannot express.
         tensors: the target's tensors, given the canonical names that the checkpoint has.
-        buffers: patterns of stored tensors that are no parameters and that transformers ignores.
     """
 
     model_type: str
@@ -134,7 +133,6 @@ class Retarget:
     defaults: Mapping[str, Any]
     config: Callable[[Settings], dict[str, Any]]
     tensors: Callable[[Settings, Container[str]], Iterator[Made]]
-    buffers: str
     aliases: Mapping[str, str]
 
     def settings(self, config: Mapping[str, Any]) -> Settings:
