@@ -13,7 +13,7 @@ from upcycle.checkpoint.headers import TensorInfo, TensorSpec
 from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
-from upcycle.checkpoint.remote_code import refuse_remote_code
+from upcycle.checkpoint.remote_code import AUTO_MAP, model_code, own_class, without_model_code
 from upcycle.checkpoint.sharding import shard_name, split_by_size
 from upcycle.checkpoint.writer import ShardLayout
 from upcycle.errors import CheckpointError, FamilyError, PlanError
@@ -77,6 +77,7 @@ class Plan:
         shards: the output files.
         has_index: whether an index tells which file has which tensor.
         config_edits: the keys of `config.json` that change.
+        config_removed: the keys that go.
         peak_bytes: the most tensor memory that is needed at once, in fp64.
     """
 
@@ -89,6 +90,7 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     has_index: bool
     config_edits: Mapping[str, Any]
+    config_removed: tuple[str, ...]
     peak_bytes: int
 
     @property
@@ -138,11 +140,11 @@ def plan(
     opened = source if isinstance(source, Checkpoint) else Checkpoint.describe(source)
     checkpoint = retargeted(opened)
     family = family_in(checkpoint)
-    refuse_remote_code(checkpoint.config, checkpoint.folder)
     refuse_quantised(checkpoint)
     shape = shape_in(checkpoint)
     check_kv_heads(shape, kv_heads)
-    layers = _attention_tensors(checkpoint, family, shape)
+    with own_class(checkpoint.config, checkpoint.folder):
+        layers = _attention_tensors(checkpoint, family, shape)
     target = replace(shape, num_key_value_heads=kv_heads)
     merges = kv_heads != shape.num_key_value_heads
     planner = _Planner(family, layers if merges else {}, target)
@@ -158,6 +160,11 @@ def plan(
     if max_shard_size is not None:
         shards = _sharded(shards, max_shard_size)
         has_index = len(shards) > 1
+    edits = dict(family.config_edits(checkpoint.config, kv_heads)) if merges else {}
+    has_code = bool(model_code(checkpoint.config))
+    kept_code = without_model_code(checkpoint.config)
+    if has_code and kept_code:
+        edits[AUTO_MAP] = kept_code
     layer_elements = _layer_elements(family, shape) + _layer_elements(family, target)
     return Plan(
         model_type=family.model_type,
@@ -168,7 +175,8 @@ def plan(
         initializer_range=family.number(checkpoint.config, "initializer_range"),
         shards=shards,
         has_index=has_index,
-        config_edits=family.config_edits(checkpoint.config, kv_heads) if merges else {},
+        config_edits=edits,
+        config_removed=(AUTO_MAP,) if has_code and not kept_code else (),
         peak_bytes=8 * layer_elements if merges else 0,
     )
 

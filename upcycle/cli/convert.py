@@ -59,6 +59,9 @@ def convert_command(
     sha256: Annotated[
         bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 where there is something to warn of.")
+    ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
     from upcycle.conversion.run import convert
@@ -81,6 +84,7 @@ def convert_command(
             overwrite=overwrite,
             resume=resume,
             sha256=sha256,
+            strict=strict,
             watch=watch,
         )
     before = result.plan.source_shape.num_key_value_heads
@@ -96,7 +100,12 @@ def convert_command(
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     for name in result.left_behind:
-        console.print(f"left behind, since it may hold weights in another form: {name}")
+        why = (
+            "the output names no code"
+            if name.endswith(".py")
+            else "it may hold weights in another form"
+        )
+        console.print(f"left behind, since {why}: {name}")
     console.print(tensor_parallel_limit(kv_heads))
     _show_layers(console, result.manifest["result"]["layers"])
     console.print(_advice(before, kv_heads, result.plan.method, refine))
@@ -106,6 +115,7 @@ def convert_command(
             "manifest": dict(result.manifest),
             "left_behind": result.left_behind,
             "resumed_shards": result.resumed_shards,
+            "warnings": result.warnings,
         }
     )
 

@@ -1,7 +1,7 @@
 """Carry out a plan: make a whole converted folder from a source."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
 from upcycle.checkpoint.writer import write_index
 from upcycle.conversion.calibration_options import CALIBRATION_TOKENS, Calibration
+from upcycle.conversion.class_check import class_checked
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
 from upcycle.conversion.merging import LayerMerger, Merger
@@ -40,14 +41,18 @@ class ConversionResult:
     Attributes:
         plan: the plan that was carried out.
         manifest: the content of the output's `upcycle.json`.
-        left_behind: weights in other formats that the source folder holds and the output does not.
+        left_behind: weights in other formats, and the model's own code, which the source folder
+            holds and the output does not.
         resumed_shards: files that an earlier run had finished.
+        warnings: what does not fit transformers' class of the source, see `ClassFit`, and code of
+            its own that the source names.
     """
 
     plan: Plan
     manifest: Mapping[str, Any]
     left_behind: list[str]
     resumed_shards: int
+    warnings: list[str]
 
 
 def convert(
@@ -68,6 +73,7 @@ def convert(
     overwrite: bool = False,
     resume: bool = False,
     sha256: bool = False,
+    strict: bool = False,
     watch: Watcher = ignore,
 ) -> ConversionResult:
     """Convert a checkpoint to `kv_heads` KV heads.
@@ -94,6 +100,7 @@ def convert(
         resume: take over the files that an interrupted run of the same conversion finished, once
             they and their sources are hashed again; what this run finishes stays if it fails.
         sha256: also record SHA-256 of the source's weights in the manifest.
+        strict: refuse what would only be warned of, before anything is written.
         watch: told the bytes that are done, from any thread, one call at a time.
 
     Raises:
@@ -106,6 +113,7 @@ def convert(
         DataError: the text cannot be read, or there is too little of it.
         OutputError: the output exists, lies inside the source, or cannot be written; or the run to
             resume was of another conversion.
+        StrictError: there is something to warn of, and `strict`.
     """
     output = Path(output)
     opened = Checkpoint.open(source)
@@ -121,6 +129,7 @@ def convert(
         todo.config_edits,
         after="num_attention_heads",
         where=checkpoint.folder / CONFIG_FILE,
+        removed=todo.config_removed,
     )
     options = {
         "kv_heads": kv_heads,
@@ -131,7 +140,10 @@ def convert(
         "max_shard_size": max_shard_size,
         "allow_nonfinite": allow_nonfinite,
     }
-    with staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder:
+    with (
+        class_checked(checkpoint, strict=strict, slow=bool(calibration)) as check,
+        staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder,
+    ):
         rows = text.rows(checkpoint, todo)
         read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
         request = _request(opened, todo, {**options, **read})
@@ -159,16 +171,22 @@ def convert(
         if checkpoint is not opened:
             keep_tokenizer(opened.folder, folder)
         Checkpoint.open(folder)  # whole: index and files agree
+        warnings = check.finish()
+        misfit = {"warnings": warnings, "class": asdict(check.fit)} if warnings else {}
         manifest = write_manifest(
             folder,
             stage="convert",
             source={**_source_record(opened, work.source_hashes, sha256), **read},
             options=options,
             libraries=LIBRARIES,
-            result={"files": hash_folder(folder, known=work.output_hashes), "layers": layers},
+            result={
+                "files": hash_folder(folder, known=work.output_hashes),
+                "layers": layers,
+                **misfit,
+            },
         )
         clear(folder, only={JOURNAL_NAME, STORE_NAME})
-    return ConversionResult(todo, manifest, left_behind, work.resumed)
+    return ConversionResult(todo, manifest, left_behind, work.resumed, warnings)
 
 
 def check_request(

@@ -80,7 +80,7 @@ def misshapen(
     return CheckpointError(
         what,
         where=f"{checkpoint.folder / tensor.shard}, {name}",
-        fix=f"{fix}; editing config.json does not convert a model",
+        fix=f"{fix}; editing them does not convert a model",
     )
 
 

@@ -10,7 +10,7 @@ from upcycle.checkpoint.headers import TORCH_DTYPES, Header, TensorInfo
 from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.remote_code import refuse_remote_code
+from upcycle.checkpoint.remote_code import own_class
 from upcycle.checkpoint.writer import tensor_chunks
 from upcycle.errors import CheckpointError, PlanError
 from upcycle.families.retargets.rule import Made, Part
@@ -96,15 +96,15 @@ def retargeted(checkpoint: Checkpoint, dtype: str | None = None) -> Checkpoint:
         )
     if rule is None:
         return checkpoint
-    refuse_remote_code(checkpoint.config, checkpoint.folder)
     refuse_quantised(checkpoint)
     config = dict(target_config(checkpoint.config))
     present = _canonical_names(checkpoint, rule.base_prefix)
-    recipes = [
-        replace(made, sources=tuple(_found(checkpoint, part, present) for part in made.sources))
-        for made in rule.tensors(rule.settings(checkpoint.config), present)
-    ]
-    _refuse_unknown(checkpoint, recipes)
+    with own_class(checkpoint.config, checkpoint.folder):
+        recipes = [
+            replace(made, sources=tuple(_found(checkpoint, part, present) for part in made.sources))
+            for made in rule.tensors(rule.settings(checkpoint.config), present)
+        ]
+        _refuse_unknown(checkpoint, recipes)
     new_dtype = STORED_DTYPES.get(str(dtype)) or _common_dtype(checkpoint, recipes)
     if new_dtype is not None:
         config["dtype"] = TORCH_DTYPES[new_dtype]
