@@ -1,4 +1,4 @@
-"""Quantised checkpoints and remote code are refused by what is seen."""
+"""Quantised checkpoints are refused by what is seen."""
 
 import json
 from pathlib import Path
