@@ -161,9 +161,8 @@ def plan(
         shards = _sharded(shards, max_shard_size)
         has_index = len(shards) > 1
     edits = dict(family.config_edits(checkpoint.config, kv_heads)) if merges else {}
-    has_code = bool(model_code(checkpoint.config))
     kept_code = without_model_code(checkpoint.config)
-    if has_code and kept_code:
+    if kept_code and model_code(checkpoint.config):
         edits[AUTO_MAP] = kept_code
     layer_elements = _layer_elements(family, shape) + _layer_elements(family, target)
     return Plan(
@@ -176,7 +175,7 @@ def plan(
         shards=shards,
         has_index=has_index,
         config_edits=edits,
-        config_removed=(AUTO_MAP,) if has_code and not kept_code else (),
+        config_removed=(AUTO_MAP,) if AUTO_MAP in checkpoint.config and not kept_code else (),
         peak_bytes=8 * layer_elements if merges else 0,
     )
 

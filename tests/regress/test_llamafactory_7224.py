@@ -157,13 +157,23 @@ def test_other_forms_of_the_key(tmp_path: Path, auto_map: Any) -> None:
     assert "auto_map" not in get_config(tmp_path / "out")
 
 
-@pytest.mark.parametrize("auto_map", [None, {}, {"AutoTokenizer": ["t.T", None]}])
-def test_what_names_no_code_for_the_model_stays_as_it_is(tmp_path: Path, auto_map: Any) -> None:
-    source = with_code(tiny_checkpoint(tmp_path / "source", "llama"), auto_map)
+def test_what_a_tokenizer_alone_needs_stays_as_it_is(tmp_path: Path) -> None:
+    tokenizer = {"AutoTokenizer": ["t.T", None]}
+    source = with_code(tiny_checkpoint(tmp_path / "source", "llama"), tokenizer)
     todo = plan(source, kv_heads=8)
     assert (todo.config_edits, todo.config_removed) == ({}, ())
-    convert(source, tmp_path / "out", kv_heads=8)
+    convert(source, tmp_path / "out", kv_heads=8, strict=True)
     assert (tmp_path / "out/config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert len(list((tmp_path / "out").glob("*.py"))) == 4
+
+
+@pytest.mark.parametrize("auto_map", [None, {}])
+def test_a_key_without_a_name_goes_in_silence(tmp_path: Path, auto_map: Any) -> None:
+    """transformers itself cannot read a null there."""
+    source = with_code(tiny_checkpoint(tmp_path / "source", "llama"), auto_map)
+    convert(source, tmp_path / "out", kv_heads=8, strict=True)
+    assert "auto_map" not in get_config(tmp_path / "out")
+    assert load(tmp_path / "out").config.num_key_value_heads == 8
 
 
 def test_a_class_that_is_retargeted_loses_its_code_too(tmp_path: Path) -> None:
@@ -195,7 +205,10 @@ def test_an_mlp_that_does_not_fit_is_refused_for_the_code(tmp_path: Path) -> Non
     tensors = load_file(source / WEIGHTS)
     renamed = {name.replace("gate_up_proj", "experts.w1"): t for name, t in tensors.items()}
     save_file(renamed, source / WEIGHTS, metadata={"format": "pt"})
-    with pytest.raises(FamilyError, match="transformers' own phi3 does not fit") as caught:
+    with (
+        pytest.warns(UpcycleWarning),  # the attention fits
+        pytest.raises(FamilyError, match="transformers' own phi3 does not fit") as caught,
+    ):
         convert(source, tmp_path / "out", kv_heads=2)
     assert "model.layers.0.mlp.gate_up_proj.weight" in caught.value.what
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from upcycle.checkpoint.remote_code import tell_of_code
+from upcycle.checkpoint.remote_code import AUTO_MAP, tell_of_code
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def class_config(config: "Mapping[str, Any]") -> Any:
     from transformers import AutoConfig
 
     with TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        own = {key: value for key, value in config.items() if key != AUTO_MAP}
+        Path(folder, "config.json").write_text(json.dumps(own), encoding="utf-8")
         try:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (*UNLOADABLE, StrictDataclassError) as error:
