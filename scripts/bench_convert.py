@@ -69,6 +69,7 @@ write_index(folder, layouts)
 """
 CONVERT = """
 import sys, time
+import upcycle.checkpoint.meta_loading
 from upcycle.conversion.run import convert
 begin = time.perf_counter()
 convert(sys.argv[1], sys.argv[2], kv_heads=int(sys.argv[3]))

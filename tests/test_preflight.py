@@ -5,10 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from tests.training.runs import TinyRun, tiny_run
+from upcycle.conversion.class_check import check_class
+from upcycle.errors import CheckpointError, UpcycleWarning
+from upcycle.pipeline import run as run_recipe
 from upcycle.pipeline.preflight import Check, preflight
+from upcycle.recipe.loading import load_recipe
 
 
 @pytest.fixture
@@ -41,6 +47,7 @@ def test_a_good_recipe_passes(run: TinyRun) -> None:
         "recipe and source",
         "inputs and output",
         "conversion",
+        "class",
         "context",
         "evaluation text",
         "training text",
@@ -71,12 +78,14 @@ def test_what_is_wrong_is_named(run: TinyRun) -> None:
     }
     assert set(found) == {
         "conversion",
+        "class",
         "tokenizer",
         "generation config",
         "training text",
         "packed rows",
     }
     assert "choose one of 1, 2, 4, 8" in found["conversion"]
+    assert "model.embed_tokens.weight is [260, " in found["class"]
     assert "ids reach 256, the model embeds 200" in found["tokenizer"]
     assert "save_pretrained() would refuse it" in found["generation config"]
     assert "text.jsonl:1: not JSON" in found["training text"]
@@ -101,3 +110,31 @@ def test_a_source_of_an_unknown_class_is_named(run: TinyRun) -> None:
     edit(run.teacher / "config.json", model_type="nothing-known")
     found = {check.name for check in failures(recipe_file(run))}
     assert {"conversion", "context", "tokenizer", "packed rows"} <= found
+
+
+def test_code_of_its_own_that_is_not_needed_fails_nothing(run: TinyRun) -> None:
+    edit(run.teacher / "config.json", auto_map={"AutoModelForCausalLM": "modeling_x.Llama"})
+    with pytest.warns(UpcycleWarning, match="names code for the model"):
+        assert failures(recipe_file(run)) == []
+
+
+def test_tensors_that_loading_ignores_fail_here_and_are_warned_of_in_a_run(run: TinyRun) -> None:
+    path = run.teacher / "model.safetensors"
+    extra = {"model.layers.9.mlp.up_proj.weight": torch.ones(2, 2)}
+    save_file({**load_file(path), **extra}, path, metadata={"format": "pt"})
+    (failed,) = failures(recipe_file(run))
+    assert failed.name == "class"
+    assert "1 unexpected, which loading ignores: model.layers.9.mlp.up_proj" in failed.detail
+    with pytest.warns(UpcycleWarning, match="1 unexpected"):
+        assert check_class(run.teacher).startswith("22 tensors, as LlamaForCausalLM has them")
+
+
+def test_a_run_compares_the_class_before_its_first_stage(run: TinyRun) -> None:
+    path = run.teacher / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    recipe = load_recipe(recipe_file(run))
+    with pytest.raises(CheckpointError, match=r"1 missing.*: model\.norm\.weight \[64\]"):
+        run_recipe(recipe, command="upcycle run")
+    assert not recipe.output.exists()

@@ -1,11 +1,14 @@
 """Tiny random checkpoints, made by transformers' own classes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from upcycle.families.rope_spelling import missing_rope_keys
 
 BASE = {
     "vocab_size": 260,
@@ -195,4 +198,12 @@ def tiny_checkpoint(
     model = tiny_model(model_type, seed, **overrides).to(dtype)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def add_older_keys(folder: Path) -> Path:
+    """State the rotation at the top level of a checkpoint's configuration too."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **missing_rope_keys(config)}, indent=2))
     return folder

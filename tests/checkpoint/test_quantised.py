@@ -1,4 +1,4 @@
-"""Quantised checkpoints and remote code are refused by what is seen."""
+"""Quantised checkpoints are refused by what is seen."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.quantised import quantised_tensors, refuse_quantised
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.remote_code import refuse_remote_code
 from upcycle.errors import FamilyError
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -77,26 +76,3 @@ def test_a_configuration_that_says_so_is_refused(
     with pytest.raises(FamilyError, match=f"quantised \\({method}\\)") as caught:
         refuse_quantised(edit(folder, **changes))
     assert next(iter(changes)) in caught.value.where
-
-
-@pytest.mark.parametrize(
-    "auto_map",
-    [
-        {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"},
-        {"AutoModel": "m.M"},
-        {"AutoTokenizer": ["t.T", None], "AutoModelForSequenceClassification": "m.M"},
-        "m.M",
-    ],
-)
-def test_remote_code_for_the_model_is_refused(auto_map: object) -> None:
-    config = {"model_type": "phi3", "auto_map": auto_map}
-    with pytest.raises(FamilyError, match=r"remote code for the model \([cm]\.[CM]\)") as caught:
-        refuse_remote_code(config, Path("folder"))
-    assert "'phi3'" in caught.value.fix
-    assert caught.value.where == "folder/config.json, auto_map"
-
-
-@pytest.mark.parametrize("auto_map", [None, {}, {"AutoTokenizer": ["t.T", None]}])
-def test_remote_code_for_the_tokenizer_alone_is_not_refused(auto_map: object) -> None:
-    refuse_remote_code({"auto_map": auto_map}, Path("folder"))
-    refuse_remote_code({}, Path("folder"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import add_older_keys, tiny_checkpoint
 from upcycle.cli.app import COMMANDS
 from upcycle.cli.console import Console, Outcome, _run
 from upcycle.conversion.run import convert
@@ -23,7 +23,7 @@ def upcycle(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("cli") / "source")
+    return add_older_keys(tiny_checkpoint(tmp_path_factory.mktemp("cli") / "source"))
 
 
 def test_help_lists_every_command() -> None:

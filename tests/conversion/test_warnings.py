@@ -5,37 +5,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tests.families.retarget_sources import SOURCES, source_checkpoint
-from tests.tiny import tiny_checkpoint
+from tests.tiny import add_older_keys, tiny_checkpoint
 from upcycle.cli import convert as _convert  # noqa: F401 - registers the command
 from upcycle.cli import plan as _plan  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.conversion.run import convert
 from upcycle.families.retargets.rules import RETARGETS
-from upcycle.families.rope_spelling import missing_rope_keys
 from upcycle.pipeline.preflight import preflight
 from upcycle.planning import plan
 
 DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo-source"
 
 
-def run(*arguments: object) -> str:
-    """What a command prints; it must succeed."""
+def run(*arguments: object) -> Result:
+    """A command that succeeds."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return result
 
 
 def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def add_older_keys(folder: Path) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    edit(folder / "config.json", **missing_rope_keys(config))
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,7 @@ def test_a_changed_class(
     warnings = plan(source, kv_heads=kv_heads).warnings
     assert (words is None and warnings == ()) or (words in warnings[0] and len(warnings) == 1)
     for command in (["plan", source], ["convert", source, tmp_path / "out"]):
-        lines = run(*command, "--kv-heads", kv_heads).splitlines()
+        lines = run(*command, "--kv-heads", kv_heads).stderr.splitlines()
         found = [line for line in lines if line.startswith("warning: ")]
         assert found == [f"warning: {warning}" for warning in warnings]
 
@@ -144,7 +137,7 @@ def test_a_cache_that_is_switched_off(
 ) -> None:
     source = add_older_keys(tiny_checkpoint(tmp_path / "source"))
     edit(source / file, **changes)
-    printed = run("convert", source, tmp_path / "out", "--kv-heads", 2, "--json")
+    printed = run("convert", source, tmp_path / "out", "--kv-heads", 2, "--json").stdout
     warnings = json.loads(printed)["warnings"]
     assert len(warnings) == (where is not None)
     if where is not None:

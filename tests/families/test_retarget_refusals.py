@@ -35,7 +35,6 @@ def set_config(folder: Path, **settings: Any) -> None:
         ("gpt2", {"n_layer": 0}, "n_layer is 0"),
         ("gpt2", {"n_inner": "no"}, "n_inner is 'no'"),
         ("opt", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ("gpt2", {"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "remote code"),
     ],
 )
 def test_settings_that_no_class_expresses_are_refused(

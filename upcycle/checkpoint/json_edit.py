@@ -1,4 +1,4 @@
-"""Set top-level keys of a JSON object and leave every other byte as it is."""
+"""Set or remove top-level keys of a JSON object and leave every other byte as it is."""
 
 import json
 import re
@@ -25,6 +25,26 @@ def set_top_level(text: str, key: str, value: object, *, after: str) -> str:
     key_begin, _, end = members.get(after) or members[next(reversed(members))]
     lead = text[len(text[:key_begin].rstrip()) : key_begin]
     return f"{text[:end]},{lead}{json.dumps(key)}: {new}{text[end:]}"
+
+
+def remove_top_level(text: str, key: str) -> str:
+    """Remove a top-level key and its value, with the comma that parted it from its neighbour.
+
+    Args:
+        text: a JSON object.
+        key: the key; where the object lacks it nothing changes.
+    """
+    members = _members(text)
+    if key not in members:
+        return text
+    names = list(members)
+    index = names.index(key)
+    begin, _, end = members[key]
+    if index:
+        begin = members[names[index - 1]][2]
+    elif len(names) > 1:
+        end = members[names[1]][0]
+    return text[:begin] + text[end:]
 
 
 def _members(text: str) -> dict[str, tuple[int, int, int]]:

@@ -2,10 +2,12 @@
 
 import json
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from upcycle.checkpoint.remote_code import AUTO_MAP, tell_of_code
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # What transformers raises for folders that it cannot make sense of.
-_UNLOADABLE = (
+UNLOADABLE = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
@@ -53,13 +55,14 @@ def load_model(
                 ignore_mismatched_sizes=True,  # reported below, with the missing ones
                 output_loading_info=True,
             )
-        except (*_UNLOADABLE, SafetensorError, StrictDataclassError) as error:
+        except (*UNLOADABLE, SafetensorError, StrictDataclassError) as error:
             raise CheckpointError(
-                f"transformers cannot load the model: {_said(error)}",
+                f"transformers cannot load the model: {said(error)}",
                 where=str(folder),
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
     _refuse_incomplete(model, report, str(folder))
+    tell_of_code(model.config.to_dict())
     return model.to(place).eval()
 
 
@@ -96,12 +99,13 @@ def class_config(config: "Mapping[str, Any]") -> Any:
     from transformers import AutoConfig
 
     with TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        own = {key: value for key, value in config.items() if key != AUTO_MAP}
+        Path(folder, "config.json").write_text(json.dumps(own), encoding="utf-8")
         try:
-            return AutoConfig.from_pretrained(folder)
-        except (*_UNLOADABLE, StrictDataclassError) as error:
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except (*UNLOADABLE, StrictDataclassError) as error:
             raise CheckpointError(
-                f"transformers cannot read the configuration: {_said(error)}",
+                f"transformers {version('transformers')} refuses the configuration: {said(error)}",
                 where=f"config.json of a {config.get('model_type')!r}",
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
@@ -117,9 +121,9 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except _UNLOADABLE as error:
+    except UNLOADABLE as error:
         raise CheckpointError(
-            f"the tokenizer does not load: {_said(error)}",
+            f"the tokenizer does not load: {said(error)}",
             where=str(folder),
             fix="put the tokenizer's files beside the weights",
         ) from error
@@ -136,7 +140,8 @@ def _refuse_incomplete(model: Any, report: "Mapping[str, Any]", where: str) -> N
         )
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An error of transformers on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from upcycle.cli.app import app
-from upcycle.errors import UpcycleError
+from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 EXIT_CHECK_FAILED = 1
-EXIT_BAD_REQUEST = 2
 EXIT_OUR_BUG = 70
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -117,16 +117,17 @@ def _is_first_process() -> bool:
 
 def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     try:
-        outcome = function()
+        with _told_warnings(console) as told:
+            outcome = function()
         if console.json:
-            data = _without_nan(outcome.data)
+            data = _without_nan({**outcome.data, **({"warnings": told} if told else {})})
             print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
         sys.stdout.flush()
     except UpcycleError as error:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_REQUEST
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -145,6 +146,26 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
         )
         return EXIT_OUR_BUG
     return 0 if outcome.passed else EXIT_CHECK_FAILED
+
+
+@contextmanager
+def _told_warnings(console: Console) -> "Iterator[list[str]]":
+    """Print each of our warnings once, on stderr, and collect them."""
+    told: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UpcycleWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if not issubclass(category, UpcycleWarning):
+                usual(message, category, *place)
+            elif str(message) not in told:
+                told.append(str(message))
+                if not console.quiet:
+                    print(f"warning: {message}", file=sys.stderr)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield told
 
 
 def _without_nan(value: Any) -> Any:

@@ -21,6 +21,7 @@ from upcycle.cli.arguments import (
     tensor_parallel_limit,
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.errors import warn
 from upcycle.planning import Copy
 
 
@@ -63,6 +64,9 @@ def convert_command(
     sha256: Annotated[
         bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 where there is something to warn of.")
+    ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
     from upcycle.conversion.run import convert
@@ -86,6 +90,7 @@ def convert_command(
             overwrite=overwrite,
             resume=resume,
             sha256=sha256,
+            strict=strict,
             watch=watch,
         )
     before = result.plan.source_shape.num_key_value_heads
@@ -103,19 +108,24 @@ def convert_command(
     for line in extra_attention_lines(result.plan, _how(result.manifest)):
         console.print(line)
     for name in result.left_behind:
-        console.print(f"left behind, since it may hold weights in another form: {name}")
+        why = (
+            "the output names no code"
+            if name.endswith(".py")
+            else "it may hold weights in another form"
+        )
+        console.print(f"left behind, since {why}: {name}")
     console.print(tensor_parallel_limit(kv_heads))
     _show_layers(console, result.manifest["result"]["layers"])
     console.print(_advice(before, kv_heads, result.plan.method, refine))
     for warning in result.plan.warnings:
-        console.print(f"warning: {warning}")
+        warn(warning)
     return Outcome(
         {
             "output": str(output),
             "manifest": dict(result.manifest),
             "left_behind": result.left_behind,
-            "warnings": result.plan.warnings,
             "resumed_shards": result.resumed_shards,
+            "warnings": [*result.warnings, *result.plan.warnings],
         }
     )
 

@@ -12,6 +12,7 @@ from upcycle.cli.arguments import (
     tensor_parallel_limit,
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.errors import warn
 from upcycle.planning import Attention, plan
 
 
@@ -66,5 +67,5 @@ def plan_command(
         console.print(line)
     console.print(tensor_parallel_limit(kv_heads))
     for warning in todo.warnings:
-        console.print(f"warning: {warning}")
+        warn(warning)
     return Outcome(todo.to_dict())

@@ -133,13 +133,15 @@ def check_finite(source: Checkpoint, todo: Plan) -> Check:
 
 def check_config(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
     """The configuration differs in the planned keys alone."""
-    wanted = {**source.config, **todo.config_edits}
+    edited = {**source.config, **todo.config_edits}
+    wanted = {key: value for key, value in edited.items() if key not in todo.config_removed}
     wrong = sorted(
         key
         for key in wanted.keys() | output.config.keys()
         if wanted.get(key) != output.config.get(key)
     )
-    detail = f"first: {wrong[0]}" if wrong else f"edited: {', '.join(todo.config_edits) or 'none'}"
+    names = [*todo.config_edits, *(f"{key} (removed)" for key in todo.config_removed)]
+    detail = f"first: {wrong[0]}" if wrong else f"edited: {', '.join(names) or 'none'}"
     return Check(f"{CONFIG_FILE} changed in the planned keys alone", len(wrong), 0, detail)
 
 

@@ -10,7 +10,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration import calibrate
 from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.conversion.layer_stream import LayerStream
-from upcycle.families import family_in
+from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted
 from upcycle.heads.residuals import LayerResiduals, Residual
 from upcycle.planning import plan
@@ -88,7 +88,7 @@ def predict(
     """
     place = choose_device(device)
     checkpoint = retargeted(Checkpoint.open(source))
-    shape = family_in(checkpoint).shape(checkpoint.config)
+    shape = shape_in(checkpoint)
     plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
     choices = [g for g in shape.valid_kv_heads if g < shape.num_key_value_heads]
     rows = calibration_rows(

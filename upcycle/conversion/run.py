@@ -1,7 +1,7 @@
 """Carry out a plan: make a whole converted folder from a source."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
 from upcycle.checkpoint.writer import write_index
 from upcycle.conversion.calibration_options import CALIBRATION_TOKENS, Calibration
+from upcycle.conversion.class_check import class_checked
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
 from upcycle.conversion.merging import LayerMerger, Merger, by_weights_alone
@@ -42,14 +43,18 @@ class ConversionResult:
     Attributes:
         plan: the plan that was carried out.
         manifest: the content of the output's `upcycle.json`.
-        left_behind: weights in other formats that the source folder holds and the output does not.
+        left_behind: weights in other formats, and the model's own code, which the source folder
+            holds and the output does not.
         resumed_shards: files that an earlier run had finished.
+        warnings: what does not fit transformers' class of the source, see `ClassFit`, and code of
+            its own that the source names.
     """
 
     plan: Plan
     manifest: Mapping[str, Any]
     left_behind: list[str]
     resumed_shards: int
+    warnings: list[str]
 
 
 def convert(
@@ -71,6 +76,7 @@ def convert(
     overwrite: bool = False,
     resume: bool = False,
     sha256: bool = False,
+    strict: bool = False,
     watch: Watcher = ignore,
 ) -> ConversionResult:
     """Convert a checkpoint to `kv_heads` KV heads.
@@ -100,6 +106,7 @@ def convert(
         resume: take over the files that an interrupted run of the same conversion finished, once
             they and their sources are hashed again; what this run finishes stays if it fails.
         sha256: also record SHA-256 of the source's weights in the manifest.
+        strict: refuse what would only be warned of, before anything is written.
         watch: told the bytes that are done, from any thread, one call at a time.
 
     Raises:
@@ -112,6 +119,7 @@ def convert(
         DataError: the text cannot be read, or there is too little of it.
         OutputError: the output exists, lies inside the source, or cannot be written; or the run to
             resume was of another conversion.
+        StrictError: there is something to warn of, and `strict`.
     """
     output = Path(output)
     opened = Checkpoint.open(source)
@@ -132,6 +140,7 @@ def convert(
         todo.config_edits,
         after="num_attention_heads",
         where=checkpoint.folder / CONFIG_FILE,
+        removed=todo.config_removed,
     )
     options = {
         "kv_heads": kv_heads,
@@ -143,7 +152,10 @@ def convert(
         "allow_nonfinite": allow_nonfinite,
         "drop_extra_attention": drop_extra_attention,
     }
-    with staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder:
+    with (
+        class_checked(checkpoint, strict=strict, slow=bool(calibration)) as check,
+        staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder,
+    ):
         rows = text.rows(checkpoint, todo)
         read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
         request = _request(opened, todo, {**options, **read})
@@ -173,6 +185,8 @@ def convert(
         written = Checkpoint.open(folder)  # whole: index and files agree
         left = old_heads(written, family_in(checkpoint), todo.source_shape, todo.target_shape)
         assert not left, f"{left[0]} keeps the old number of KV heads"
+        warnings = check.finish()
+        misfit = {"warnings": warnings, "class": asdict(check.fit)} if warnings else {}
         manifest = write_manifest(
             folder,
             stage="convert",
@@ -183,10 +197,11 @@ def convert(
                 "files": hash_folder(folder, known=work.output_hashes),
                 "layers": layers,
                 "extra_attention": _extra_record(todo),
+                **misfit,
             },
         )
         clear(folder, only={JOURNAL_NAME, STORE_NAME})
-    return ConversionResult(todo, manifest, left_behind, work.resumed)
+    return ConversionResult(todo, manifest, left_behind, work.resumed, warnings)
 
 
 def check_request(

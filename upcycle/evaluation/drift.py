@@ -23,7 +23,8 @@ from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.evaluation.models import check_context, choose_dtype
 from upcycle.evaluation.results import Text
-from upcycle.families import shape_of
+from upcycle.families.implied import shape_in
+from upcycle.families.retargets.view import retargeted
 from upcycle.kvcache.counting import AttentionCounts, count_attention
 from upcycle.progress import Progress, Watcher, ignore
 
@@ -129,7 +130,7 @@ def sweep_kv_heads(
             not finite.
     """
     checkpoint = Checkpoint.open(source)
-    shape = shape_of(checkpoint.config)
+    shape = shape_in(retargeted(checkpoint))
     lowered = [g for g in shape.valid_kv_heads if g <= shape.num_key_value_heads]
     asked = sorted(set(kv_heads or lowered), reverse=True)
     place, precision = choose_device(device), choose_dtype(dtype)

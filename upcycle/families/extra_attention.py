@@ -8,17 +8,16 @@ describes is none of these.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from upcycle.attention import AttentionShape
+from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families.family import Family
 
-# Buffers that old checkpoints store beside the projections; no head is in them.
-ATTENTION_BUFFERS = ("rotary_emb.inv_freq",)
 # How configurations spell the number of layers that predict further tokens.
 NEXTN_KEYS = (
     "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers",
@@ -182,9 +181,9 @@ def _problem(
         if tensor.dtype not in MERGEABLE_DTYPES:
             return f"its {role} is stored as {tensor.dtype}"
     prefix = module + "."
-    known: Collection[str] = {*expected, *ATTENTION_BUFFERS}
-    for name in checkpoint.tensors:
-        if name.startswith(prefix) and name.removeprefix(prefix) not in known:
+    for name, tensor in checkpoint.tensors.items():
+        is_known = name.removeprefix(prefix) in expected or is_buffer(name, tensor.shape)
+        if name.startswith(prefix) and not is_known:
             return f"it has {name.removeprefix(prefix)}, which the decoder's layers have not"
     return None
 

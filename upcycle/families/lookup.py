@@ -11,6 +11,7 @@ from upcycle.families import fused, hybrid, normed, plain
 from upcycle.families.family import Family
 from upcycle.families.refused import refusal
 from upcycle.families.retargets.rules import RETARGETS, target_config
+from upcycle.families.spelling import OLD_NAMES, unsupported
 from upcycle.registry import Registry
 
 FAMILIES: Registry[Family] = Registry("family", "upcycle.families")
@@ -32,12 +33,20 @@ def family_of(config: Mapping[str, Any]) -> Family:
     if refused is not None:
         raise refused.error(config)
     if family is None:
-        raise FamilyError(
-            f"model_type {model_type!r} is not supported",
-            where="config.json, model_type",
-            fix=f"supported are {', '.join(sorted([*FAMILIES.names(), *RETARGETS]))}",
-        )
+        raise _unknown(config)
     return family
+
+
+def _unknown(config: Mapping[str, Any]) -> FamilyError:
+    """The error for a model type that transformers knows under another name, or not at all."""
+    old = OLD_NAMES.get(str(config.get("model_type")))
+    if old is None:
+        return unsupported(config, [*FAMILIES.names(), *RETARGETS])
+    native = old.translated(config)
+    if config.get("n_head_kv"):  # the first releases of Falcon had no key for the new decoder
+        native["new_decoder_architecture"] = True
+    refused = refusal(native, supported=True)
+    return old.error(config) if refused is None else refused.error({**native, **config})
 
 
 def family_in(checkpoint: Checkpoint) -> Family:

@@ -16,6 +16,10 @@ Fields = dict[str, Any]  # of AttentionWeights
 class Projections(Protocol):
     """A layout of the projections. Roles are `<module>.weight` and `<module>.bias`."""
 
+    @property
+    def output(self) -> str:
+        """The module of the output projection."""
+
     def shapes(self, shape: AttentionShape) -> dict[Role, tuple[int, ...]]:
         """The shape of every tensor, by its name below the attention module."""
 

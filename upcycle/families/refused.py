@@ -1,7 +1,7 @@
 """Kinds of model that cannot be converted: how each is recognised, why, and the way out.
 
-A configuration key that marks a kind counts for every model type, since one class may hold both
-(Falcon); names of model types count where nothing in the configuration tells.
+The name of a model type says most. A configuration key that marks a kind counts for every other
+type, those of families among them, since one class may hold both (Falcon).
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from typing import Any
 from upcycle.errors import FamilyError
 
 _AS_ITSELF = "convert a model whose class in transformers has num_key_value_heads, such as llama"
+_DECODER_ONLY = "convert a decoder-only model, such as llama"
 _TEXT_MODEL = (
     "save the text model alone: text = AutoModelForCausalLM.from_config(model.config.text_config), "
     "then text.model = model.model.language_model, text.lm_head = model.lm_head, "
@@ -58,11 +59,9 @@ def refusal(config: Mapping[str, Any], *, supported: bool = False) -> Refusal | 
         config: the parsed `config.json`.
         supported: the model type is a family, so that only the keys count.
     """
-    by_key = next((refused for refused in REFUSALS if refused.key_in(config)), None)
-    if by_key is not None or supported:
-        return by_key
     model_type = config.get("model_type")
-    return next((refused for refused in REFUSALS if model_type in refused.model_types), None)
+    named = [] if supported else [r for r in REFUSALS if model_type in r.model_types]
+    return next(iter([*named, *(r for r in REFUSALS if r.key_in(config))]), None)
 
 
 def _short(value: Any) -> str:
@@ -96,19 +95,37 @@ REFUSALS = (
     ),
     Refusal(
         kind="encoder-decoder",
-        reason="its decoder attends over the encoder with a second set of heads, and its class "
-        "has no num_key_value_heads for the decoder",
-        way_out="convert a decoder-only model; encoder-decoders with grouped KV heads "
-        "(T5Gemma, Moonshine) have other blocks and cannot load these weights",
+        reason="its decoder attends over an encoder with a second set of heads, which no "
+        "conversion here covers",
+        way_out=_DECODER_ONLY,
         keys=("is_encoder_decoder",),
+        model_types=("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"),
+    ),
+    Refusal(
+        kind="encoder-decoder with KV heads",
+        reason="its class has num_key_value_heads for the decoder, but the heads that attend over "
+        "the encoder would have to be merged too, which no conversion here covers",
+        way_out=_DECODER_ONLY,
+        model_types=("canary", "cohere_asr", "dia", "t5gemma", "t5gemma2"),
+    ),
+    Refusal(
+        kind="Moonshine",
+        reason="its class shapes the queries by the number of KV heads, so that it runs only with "
+        "as many of them as query heads",
+        way_out=_DECODER_ONLY,
+        model_types=("moonshine", "moonshine_streaming"),
+    ),
+    Refusal(
+        kind="encoder-decoder without KV heads",
+        reason="its decoder attends over an encoder with a second set of heads, and its class "
+        "has no num_key_value_heads for the decoder",
+        way_out=_DECODER_ONLY,
         model_types=(
-            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "canary", "cohere_asr",
-            "dia", "encoder-decoder", "florence2", "fsmt", "led", "longt5", "m2m_100", "marian",
-            "mbart", "moonshine", "moonshine_streaming", "mt5", "musicgen", "musicgen_melody",
+            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "florence2", "fsmt",
+            "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "musicgen", "musicgen_melody",
             "mvp", "nllb-moe", "pegasus", "pegasus_x", "pix2struct", "plbart", "pop2piano",
-            "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech-encoder-decoder",
-            "speech_to_text", "speecht5", "switch_transformers", "t5", "t5gemma", "t5gemma2",
-            "trocr", "udop", "umt5", "vision-encoder-decoder", "whisper",
+            "prophetnet", "seamless_m4t", "seamless_m4t_v2", "speech_to_text", "speecht5",
+            "switch_transformers", "t5", "trocr", "udop", "umt5", "whisper",
         ),
     ),
     Refusal(
@@ -298,7 +315,7 @@ REFUSALS = (
         kind="encoder-only",
         reason="it reads its whole input at once and keeps no KV cache, so fewer KV heads save "
         "no memory",
-        way_out="convert a decoder-only model, such as llama",
+        way_out=_DECODER_ONLY,
         model_types=(
             "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert",
             "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm",
@@ -313,11 +330,11 @@ REFUSALS = (
         kind="remote code",
         reason="transformers has no class of this name: it is loaded by code that comes with the "
         "checkpoint, whose layout only that code knows",
-        way_out="save it as a class of transformers with its authors' script (InternLM2, "
-        "Baichuan-7B and Qwen-7B can become llama or qwen2), and convert that",
+        way_out="save it as a class of transformers with its authors' script (InternLM2 can become "
+        "llama), and convert that",
         model_types=(
-            "aquila", "baichuan", "chatglm", "deepseek", "deci", "internlm", "internlm2",
-            "minicpm", "nemotron-nas", "orion", "qwen", "telechat", "xverse", "yuan",
+            "btlm", "codeshell", "deci", "deepseek", "gpt_refact", "internlm2", "jais", "moss",
+            "nemotron-nas", "phi3small", "telechat", "yuan",
         ),
     ),
 )  # fmt: skip

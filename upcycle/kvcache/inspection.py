@@ -93,8 +93,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
+    width = kv_element_bytes(checkpoint)  # refuses what does not fit, with the tensors' own numbers
     shape, layout = shape_of(checkpoint.config), cache_layout(checkpoint.config)
-    width = kv_element_bytes(checkpoint)
     sizes = planned_sizes(checkpoint)
 
     def cache(kv_heads: int, length: int) -> int:

@@ -8,6 +8,7 @@ from upcycle.attention import AttentionShape
 from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import family_in
+from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
 from upcycle.kvcache.latent import is_latent
@@ -66,7 +67,7 @@ def kv_element_bytes(checkpoint: Checkpoint) -> int:
     """
     view = retargeted(checkpoint)
     family = family_in(view)
-    shape = family.shape(view.config)
+    shape = shape_in(view)
     plan(view, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
     role = family.projections.kv_weights()[0]
     name = family.tensor_names(shape.attention_layers[0], shape)[role]

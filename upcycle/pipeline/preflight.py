@@ -52,7 +52,7 @@ def preflight(recipe_file: Path | None = None) -> Iterator[Check]:
         yield Check("recipe and source", False, _one_line(error))
         return
     yield Check("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
-    for name, look in request_checks(recipe, checkpoint.folder, [recipe_file]):
+    for name, look in request_checks(recipe, checkpoint.folder, [recipe_file], strict=True):
         yield _check(name, look)
     yield _check("tokenizer", lambda: _tokenizer(checkpoint))
     yield _check("generation config", lambda: _generation_config(checkpoint))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from upcycle.checkpoint.loading import class_config, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.class_check import check_class
 from upcycle.conversion.run import check_request
 from upcycle.evaluation.generation import prompt_tokens
 from upcycle.evaluation.held_out import read_held_out
@@ -21,7 +22,7 @@ from upcycle.training.facts import check_text
 
 
 def request_checks(
-    recipe: Recipe, source: Path, inputs: Iterable[Path] = ()
+    recipe: Recipe, source: Path, inputs: Iterable[Path] = (), *, strict: bool = False
 ) -> list[tuple[str, Callable[[], str]]]:
     """Checks by name, the cheap ones first; each returns what it saw, or raises `UpcycleError`.
 
@@ -29,12 +30,14 @@ def request_checks(
         recipe: the run.
         source: the folder of its source.
         inputs: files that the output must not touch beside those that the recipe names.
+        strict: what would only be warned of fails too.
     """
     mine = [source, *recipe.texts, *inputs]
     training, exported = recipe.train, recipe.export
     checks = [
         ("inputs and output", lambda: _inputs(recipe, mine)),
         ("conversion", lambda: _conversion(recipe, source)),
+        ("class", lambda: check_class(source, strict=strict)),
         ("context", lambda: _context(recipe, source)),
     ]
     if exported is not None:

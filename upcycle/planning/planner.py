@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.attention import AttentionShape
+from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
+from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
-from upcycle.checkpoint.remote_code import refuse_remote_code
+from upcycle.checkpoint.remote_code import AUTO_MAP, model_code, own_class, without_model_code
 from upcycle.checkpoint.sharding import shard_name, split_by_size
 from upcycle.errors import CheckpointError, FamilyError, PlanError
 from upcycle.families import Family, Role, family_in
 from upcycle.families.cautions import cautions
 from upcycle.families.extra_attention import (
-    ATTENTION_BUFFERS,
     ExtraAttention,
     extra_attention,
     predicting_layers,
 )
+from upcycle.families.implied import misshapen, shape_in
 from upcycle.families.retargets.view import on_disk, retargeted
 from upcycle.planning.operations import Operation, OperationPlanner, PlannedShard
 
@@ -40,6 +42,7 @@ class Plan:
         shards: the output files.
         has_index: whether an index tells which file has which tensor.
         config_edits: the keys of `config.json` that change.
+        config_removed: the keys that go.
         extra: attentions outside the decoder's layers that are converted like one of them.
         dropped: those that are left out, each with its block.
         dropped_tensors: how many tensors are left out with them.
@@ -56,6 +59,7 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     has_index: bool
     config_edits: Mapping[str, Any]
+    config_removed: tuple[str, ...]
     extra: tuple[ExtraAttention, ...]
     dropped: tuple[ExtraAttention, ...]
     dropped_tensors: int
@@ -128,7 +132,10 @@ def plan(
         shards = _sharded(shards, max_shard_size)
         has_index = len(shards) > 1
     layer_elements = _layer_elements(family, shape) + _layer_elements(family, target)
-    edits = family.config_edits(checkpoint.config, kv_heads) if merges else {}
+    edits = dict(family.config_edits(checkpoint.config, kv_heads)) if merges else {}
+    kept_code = without_model_code(checkpoint.config)
+    if kept_code and model_code(checkpoint.config):
+        edits[AUTO_MAP] = kept_code
     if any(extra.predicts for extra in prepared.dropped):
         said = predicting_layers(family, checkpoint.config)
         edits |= {key: 0 for key, count in said.items() if count}
@@ -142,6 +149,7 @@ def plan(
         shards=shards,
         has_index=has_index,
         config_edits=edits,
+        config_removed=(AUTO_MAP,) if AUTO_MAP in checkpoint.config and not kept_code else (),
         extra=tuple(extra for extra in prepared.extra if extra.problem is None),
         dropped=prepared.dropped,
         dropped_tensors=sum(map(prepared.drops, checkpoint.tensors)),
@@ -247,16 +255,16 @@ def _prepare(source: str | Path | Checkpoint, drop: bool) -> _Prepared:
     opened = source if isinstance(source, Checkpoint) else Checkpoint.describe(source)
     checkpoint = retargeted(opened)
     family = family_in(checkpoint)
-    refuse_remote_code(checkpoint.config, checkpoint.folder)
     refuse_quantised(checkpoint)
-    shape = family.shape(checkpoint.config)
+    shape = shape_in(checkpoint)
     extra = extra_attention(checkpoint, family, shape)
     dropped = tuple(each for each in extra if drop and each.block)
     kept = tuple(each for each in extra if each not in dropped)
-    layers = _attention_tensors(checkpoint, family, shape, extra)
-    for each in kept:
-        if each.stray:
-            _refuse_unknown(checkpoint, each.module + ".", set())
+    with own_class(checkpoint.config, checkpoint.folder):
+        layers = _attention_tensors(checkpoint, family, shape, extra)
+        for each in kept:
+            if each.stray:
+                _refuse_unknown(checkpoint, each.module + ".", set())
     family = replace(family, extra_modules={each.layer: each.module for each in kept})
     for each in kept:
         if each.problem is None:
@@ -313,7 +321,7 @@ def _attention_tensors(
         names = family.tensor_names(layer, shape)
         _refuse_unknown(checkpoint, _module(family, layer), set(names.values()))
         for role, name in names.items():
-            _check_tensor(checkpoint, name, expected_shapes[role])
+            _check_tensor(checkpoint, family, name, expected_shapes[role])
         layers[layer] = {name: role for role, name in names.items()}
     total = family.count(checkpoint.config, "num_hidden_layers")
     for layer in set(range(total)) - set(shape.attention_layers):
@@ -331,22 +339,19 @@ def _module(family: Family, layer: int) -> str:
     return family.attention_module.format(layer=layer) + "."
 
 
-def _check_tensor(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
+def _check_tensor(
+    checkpoint: Checkpoint, family: Family, name: str, expected: tuple[int, ...]
+) -> None:
     tensor = checkpoint.tensors.get(name)
     if tensor is None:
-        raise CheckpointError(
-            f"the checkpoint has no tensor {name}",
-            where=str(checkpoint.folder),
+        raise missing_tensor(
+            checkpoint,
+            name,
             fix="config.json must describe these very weights: compare its model_type, "
             "num_hidden_layers and biases with the tensors",
         )
     if tensor.shape != expected:
-        raise CheckpointError(
-            f"config.json asks for shape {list(expected)} but {name} has {list(tensor.shape)}",
-            where=f"{checkpoint.folder / tensor.shard}, {name}",
-            fix="set num_attention_heads, num_key_value_heads, head_dim and hidden_size in "
-            "config.json to what the weights are; editing them does not convert a model",
-        )
+        raise misshapen(checkpoint, family, name, expected)
     if tensor.dtype not in MERGEABLE_DTYPES:
         raise FamilyError(
             f"{name} is stored as {tensor.dtype}; merging needs full floating-point weights",
@@ -357,13 +362,12 @@ def _check_tensor(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) 
 
 def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> None:
     """A tensor of an attention that the family does not know would be silently wrong."""
-    for name in checkpoint.tensors:
-        if name.startswith(module) and name not in known:
-            if name.removeprefix(module) in ATTENTION_BUFFERS:
-                continue
-            raise CheckpointError(
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith(module) and name not in known and not is_buffer(name, tensor.shape):
+            raise unknown_tensor(
+                checkpoint,
+                name,
                 f"tensor {name} is not part of the attention that config.json describes",
-                where=f"{checkpoint.folder}, {name}",
                 fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
                 "an old revision named or fused its tensors otherwise, fetch the current revision; "
                 "layers of multi-token prediction behind the last one are known by "

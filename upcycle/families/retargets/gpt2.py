@@ -101,7 +101,6 @@ RETARGET = Retarget(
     targets=(GPT_BIGCODE,),
     config=_config,
     tensors=_tensors,
-    buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
     aliases=GPT_KEYS,
     defaults={
         "vocab_size": 50257,

@@ -177,7 +177,6 @@ RETARGET = Retarget(
     targets=(PHI, STARCODER2, NEMOTRON),
     config=_config,
     tensors=_tensors,
-    buffers=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     aliases={},
     defaults={
         "vocab_size": 50432,

@@ -106,7 +106,6 @@ GPTJ = Retarget(
     targets=(PHI,),
     config=_config,
     tensors=_tensors,
-    buffers=r"h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
     aliases=GPT_KEYS,
     defaults={
         "vocab_size": 50400,

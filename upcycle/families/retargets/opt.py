@@ -124,7 +124,6 @@ RETARGET = Retarget(
     targets=(GPT_BIGCODE,),
     config=_config,
     tensors=_tensors,
-    buffers=r"(?!)",
     aliases={},
     defaults={
         "vocab_size": 50272,

@@ -127,7 +127,6 @@ class Retarget:
         targets: the classes that models become.
         config: the target's configuration; raises FamilyError for what it cannot express.
         tensors: the target's tensors, given the canonical names that the checkpoint has.
-        buffers: patterns of stored tensors that are no parameters and that transformers ignores.
     """
 
     model_type: str
@@ -137,7 +136,6 @@ class Retarget:
     targets: tuple[Target, ...]
     config: Callable[[Settings], dict[str, Any]]
     tensors: Callable[[Settings, Container[str]], Iterator[Made]]
-    buffers: str
     aliases: Mapping[str, str]
 
     def settings(self, config: Mapping[str, Any]) -> Settings:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from upcycle.checkpoint.remote_code import AUTO_MAP, without_model_code
 from upcycle.families.retargets import gpt2, gpt_neox, gptj, opt
 from upcycle.families.retargets.rule import Retarget
 from upcycle.families.rope_spelling import older_rope_keys
@@ -35,5 +36,8 @@ def target_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         "tokenizer_class": config.get("tokenizer_class") or rule.tokenizer_class,
     }
     target |= older_rope_keys(target)
+    kept_code = without_model_code(config)
+    if kept_code:
+        target[AUTO_MAP] = kept_code
     stored = config.get("dtype", config.get("torch_dtype"))
     return target if stored is None else {**target, "dtype": stored}

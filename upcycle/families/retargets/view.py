@@ -1,15 +1,16 @@
 """A checkpoint seen as one of another class: tensors are made when they are asked for."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import TORCH_DTYPES, Header, TensorInfo
+from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.remote_code import refuse_remote_code
+from upcycle.checkpoint.remote_code import own_class
 from upcycle.checkpoint.writer import tensor_chunks
 from upcycle.errors import CheckpointError, PlanError
 from upcycle.families.retargets.rule import Made, Part
@@ -95,15 +96,15 @@ def retargeted(checkpoint: Checkpoint, dtype: str | None = None) -> Checkpoint:
         )
     if rule is None:
         return checkpoint
-    refuse_remote_code(checkpoint.config, checkpoint.folder)
     refuse_quantised(checkpoint)
     config = dict(target_config(checkpoint.config))
     present = _canonical_names(checkpoint, rule.base_prefix)
-    recipes = [
-        replace(made, sources=tuple(_found(checkpoint, part, present) for part in made.sources))
-        for made in rule.tensors(rule.settings(checkpoint.config), present)
-    ]
-    _refuse_unknown(checkpoint, recipes, rule.buffers)
+    with own_class(checkpoint.config, checkpoint.folder):
+        recipes = [
+            replace(made, sources=tuple(_found(checkpoint, part, present) for part in made.sources))
+            for made in rule.tensors(rule.settings(checkpoint.config), present)
+        ]
+        _refuse_unknown(checkpoint, recipes)
     new_dtype = STORED_DTYPES.get(str(dtype)) or _common_dtype(checkpoint, recipes)
     if new_dtype is not None:
         config["dtype"] = TORCH_DTYPES[new_dtype]
@@ -129,9 +130,9 @@ def _found(checkpoint: Checkpoint, part: Part, present: Mapping[str, str]) -> Pa
     """A part by its name in the files, after checking that it is what the rule expects."""
     name = present.get(part.name)
     if name is None:
-        raise CheckpointError(
-            f"the checkpoint has no tensor {part.name}",
-            where=str(checkpoint.folder),
+        raise missing_tensor(
+            checkpoint,
+            part.name,
             fix="config.json must describe these very weights: compare its model_type, number of "
             "layers and biases with the tensors",
         )
@@ -147,14 +148,15 @@ def _found(checkpoint: Checkpoint, part: Part, present: Mapping[str, str]) -> Pa
     return part._replace(name=name)
 
 
-def _refuse_unknown(checkpoint: Checkpoint, recipes: list[Made], buffers: str) -> None:
+def _refuse_unknown(checkpoint: Checkpoint, recipes: list[Made]) -> None:
     """A tensor that no rule reads would be lost."""
     known = {part.name for made in recipes for part in made.sources}
-    for name in checkpoint.tensors:
-        if name not in known and not re.search(rf"(^|\.){buffers}$", name):
-            raise CheckpointError(
+    for name, tensor in checkpoint.tensors.items():
+        if name not in known and not is_buffer(name, tensor.shape):
+            raise unknown_tensor(
+                checkpoint,
+                name,
                 f"tensor {name} is not part of the model that config.json describes",
-                where=f"{checkpoint.folder}, {name}",
                 fix="check the number of layers and the bias keys of config.json; extra heads have "
                 "no place in the class that the model becomes",
             )

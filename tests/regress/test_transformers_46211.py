@@ -1,0 +1,50 @@
+"""huggingface/transformers#46211: a hidden size that is no multiple of the heads.
+
+head_dim is explicit, so that the tensors are sound; the configuration's own class refuses them.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.regress.folders import set_config
+from tests.tiny import tiny_checkpoint
+from upcycle.conversion.run import convert
+from upcycle.errors import StrictError, UpcycleWarning
+
+WEIGHTS = "model.safetensors"
+WORDS = "The hidden size (64) is not a multiple of the number of attention heads (6)"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Six heads of 12 on a hidden size of 64."""
+    folder = tiny_checkpoint(tmp_path / "source")
+    tensors = load_file(folder / WEIGHTS)
+    for name in tensors:
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            tensors[name] = torch.randn(72, 64)
+        elif name.endswith("o_proj.weight"):
+            tensors[name] = torch.randn(64, 72)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    set_config(folder, num_attention_heads=6, num_key_value_heads=6, head_dim=12)
+    return folder
+
+
+def test_the_class_and_its_version_are_named(tmp_path: Path, source: Path) -> None:
+    with pytest.warns(UpcycleWarning) as told:
+        result = convert(source, tmp_path / "out", kv_heads=2)
+    (words,) = [str(entry.message) for entry in told]
+    assert f"transformers {version('transformers')} refuses the configuration" in words
+    assert WORDS in words
+    assert result.manifest["result"]["class"]["refused"] == words
+
+
+def test_strict_refuses_it(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(StrictError) as caught:
+        convert(source, tmp_path / "out", kv_heads=2, strict=True)
+    assert WORDS in caught.value.what
+    assert not (tmp_path / "out").exists()
