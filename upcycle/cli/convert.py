@@ -15,9 +15,9 @@ from upcycle.cli.arguments import (
     Seed,
     Source,
     shard_bytes,
-    tensor_parallel_limit,
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.kvcache.parallel import serving_line
 from upcycle.planning import Copy
 
 
@@ -97,7 +97,7 @@ def convert_command(
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     for name in result.left_behind:
         console.print(f"left behind, since it may hold weights in another form: {name}")
-    console.print(tensor_parallel_limit(kv_heads))
+    console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
     _show_layers(console, result.manifest["result"]["layers"])
     console.print(_advice(before, kv_heads, result.plan.method, refine))
     return Outcome(

@@ -7,9 +7,10 @@ from upcycle.cli.arguments import (
     Seed,
     Source,
     shard_bytes,
-    tensor_parallel_limit,
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.kvcache.parallel import serving_line
+from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.planning import Attention, plan
 
 
@@ -58,5 +59,8 @@ def plan_command(
         f"{format_bytes(todo.output_bytes)} to write, "
         f"at most {format_bytes(todo.peak_bytes)} of attention in memory"
     )
-    console.print(tensor_parallel_limit(kv_heads))
+    if kv_heads == shape.num_key_value_heads:
+        same = nothing_to_merge(shape) or "as many KV heads as now: nothing to merge"
+        console.print(f"{same}; every tensor is copied")
+    console.print(serving_line(shape.num_attention_heads, kv_heads))
     return Outcome(todo.to_dict())

@@ -48,8 +48,8 @@ class Weights:
         return -(-split // tensor_parallel) + kv_of_one_head * kv_heads_per_gpu
 
 
-def kv_element_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of one element of the K projections, the first layer's standing for all.
+def kv_element_dtype(checkpoint: Checkpoint) -> str:
+    """The safetensors dtype of the K projections, the first layer's standing for all.
 
     Raises:
         CheckpointError: the attention tensors contradict the config.
@@ -63,7 +63,7 @@ def kv_element_bytes(checkpoint: Checkpoint) -> int:
     name = family.tensor_names(shape.attention_layers[0], shape)[role]
     if isinstance(view, RetargetedCheckpoint):
         name = view.made[name].sources[0].name
-    return DTYPE_BITS[checkpoint.tensors[name].dtype] // 8
+    return checkpoint.tensors[name].dtype
 
 
 def weights_of(checkpoint: Checkpoint) -> Weights:
@@ -75,8 +75,9 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    width = None if is_latent(checkpoint.config) else kv_element_bytes(checkpoint)
-    return Weights(checkpoint.weight_bytes, width)
+    if is_latent(checkpoint.config):
+        return Weights(checkpoint.weight_bytes)
+    return Weights(checkpoint.weight_bytes, DTYPE_BITS[kv_element_dtype(checkpoint)] // 8)
 
 
 def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
