@@ -192,7 +192,7 @@ ONE = np.int32([0, 0, 0])
             "slice_by_index",
             {"x": X, "begin": np.int32([0, 2, 0]), "end": np.int32([2, 4, 4])},
             TensorType((2, 2, 4), "float32"),
-            "its result has the shape [2, 1, 4], and [2, 2, 4] is declared (begin [0, 2, 0], end [2",
+            "its result has the shape [2, 1, 4], and [2, 2, 4] is declared (begin [0, 2, 0], end",
         ),
         (
             "slice_by_index",

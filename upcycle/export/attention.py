@@ -163,7 +163,8 @@ def recorded_calls(name: str) -> Iterator[list[Call]]:
         module: "nn.Module", query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any
     ) -> tuple[Tensor, None]:
         calls.append(Call(type(module).__name__, key, value))
-        return function(module, query, key, value, *others, **named)
+        result: tuple[Tensor, None] = function(module, query, key, value, *others, **named)
+        return result
 
     AttentionInterface.register(name, recorded)
     try:
