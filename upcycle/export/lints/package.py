@@ -48,9 +48,10 @@ def _converter_of(graph: Graph) -> str:
     """The version of coremltools that made a package; the suspected one where it is not noted."""
     noted = graph.metadata.get(_VERSION_KEY)
     manifest = noted_manifest(graph)
-    if noted is None and manifest is not None:
-        noted = str(manifest.get("versions", {}).get("coremltools", _CRASHING))
-    return _CRASHING if noted is None else noted
+    versions = None if manifest is None else manifest.get("versions")
+    if noted is None and isinstance(versions, dict):
+        noted = versions.get("coremltools")
+    return noted if isinstance(noted, str) else _CRASHING
 
 
 def palettes_of_4_bits(function: Function) -> list[str]:
