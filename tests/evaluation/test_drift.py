@@ -167,6 +167,22 @@ def test_the_packaged_text_is_named(source: Path) -> None:
     assert "the packaged held-out text" in shown.stdout
 
 
+def test_one_kv_head_has_nothing_to_merge(text: Path, tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "multi-query", num_key_value_heads=1)
+    options = ["--text", text, "--max-tokens", 40, "--sequence-length", 32, "--device", "cpu"]
+    page = tmp_path / "sweep.html"
+    shown = run(source, *options, "--kv-dtype", "float32", "--html", page)
+    assert shown.exit_code == 0, shown.stderr
+    assert "already multi-query: nothing to merge" in shown.stdout
+    assert "Already multi-query: nothing to merge." in page.read_text()
+    assert "Cache bytes in fp32." in page.read_text()
+    row = next(line.split() for line in shown.stdout.splitlines() if line.startswith("1 (now)"))
+    assert row[3] == str(2 * 1 * 16 * 4)  # two layers, a head of 8 + 8, 4 bytes an element
+    refused = run(source, *options, "--kv-dtype", "fp7")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("error: unknown KV cache dtype 'fp7'")
+
+
 @pytest.mark.parametrize("numbers", ["", "8,", "8;4", "-2", "eight"])
 def test_what_is_no_list_of_heads_is_refused(source: Path, numbers: str) -> None:
     result = run(source, f"--kv-heads={numbers}")

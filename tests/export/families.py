@@ -88,6 +88,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+_LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+# Classes that `tests.tiny` has no model of, and whose attention is none over a plain cache.
+REFUSED_CLASSES: dict[str, tuple[dict[str, Any], str]] = {
+    "diffllama": ({}, "4 calls of attention in 2 layers; the export needs one in each"),
+    "minicpm3": (_LATENT, "layers attend to other keys or values than they keep"),
+    "deepseek_v3": (_LATENT, "layers attend to other keys or values than they keep"),
+    "bloom": ({}, "does not leave attention to transformers' interface"),
+    "mamba": ({}, "layers of type linear_attention"),
+}
+
+
+def refused_checkpoint(folder: Path, model_type: str) -> Path:
+    """A tiny random checkpoint of a class that the export refuses."""
+    settings, _ = REFUSED_CLASSES[model_type]
+    config = AutoConfig.for_model(model_type, **{**BASE, **settings})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def exported_checkpoint(folder: Path, family: str) -> Path:
     """A tiny random checkpoint of a family, with two KV heads where the class knows groups."""
     _, settings = EXPORTED[family]

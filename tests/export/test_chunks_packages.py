@@ -161,7 +161,8 @@ def test_graph_counts_a_chunk_or_all(chunked: ExportResult) -> None:
     assert (one["attention"]["num_layers"], whole["attention"]["num_layers"]) == (2, LAYERS)
     assert whole["chunk"] is None
     assert one["weight_bytes"] < whole["weight_bytes"]
-    assert {finding["severity"] for finding in whole["findings"]} == {"note"}
+    worse = {found["lint"] for found in whole["findings"] if found["severity"] != "note"}
+    assert worse == {"state-size"}  # heads of 8 channels
     assert whole["findings"][0]["function"] == "chunk1 main"
 
 

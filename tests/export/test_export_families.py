@@ -4,13 +4,26 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
 
-from tests.export.families import CONTEXT, EXPORTED, REFUSED, exported_checkpoint
-from tests.tiny import CLASSIC, tiny_checkpoint
+from tests.export.families import (
+    CONTEXT,
+    EXPORTED,
+    REFUSED,
+    REFUSED_CLASSES,
+    exported_checkpoint,
+    refused_checkpoint,
+)
+from tests.tiny import CLASSIC, FAMILIES, kv_settings, tiny_checkpoint
+from upcycle.cli import export as _export  # noqa: F401 - registers the command
+from upcycle.cli.app import app
 from upcycle.errors import ExportError
+from upcycle.export import program
 from upcycle.export.coreml import export_coreml
 from upcycle.export.counting import count_traffic
 from upcycle.export.options import ExportOptions
+
+HYBRIDS = ("granitemoehybrid", "jamba", "lfm2_moe")  # beside those of REFUSED
 
 
 @pytest.mark.slow
@@ -42,6 +55,43 @@ def test_what_cannot_be_exported_is_refused_by_name(family: str, tmp_path: Path)
     source = tiny_checkpoint(tmp_path / "source", family, **settings)
     with pytest.raises(ExportError, match=message):
         export_coreml(source, tmp_path / "a.mlpackage", ExportOptions(context=CONTEXT))
+
+
+@pytest.mark.parametrize("model_type", REFUSED_CLASSES)
+@pytest.mark.parametrize("options", [[], ["--kv-cache", "read-only"]], ids=["state", "read-only"])
+def test_attention_of_another_kind_is_refused_before_anything_is_converted(
+    model_type: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = refused_checkpoint(tmp_path / "source", model_type)
+    converted: list[int] = []
+    monkeypatch.setattr(
+        program, "convert_decoder", lambda _decoder, queries: converted.append(queries)
+    )
+    arguments = ["export", str(source), str(tmp_path / "a.mlpackage"), "--context", "64", *options]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.output
+    message, where, fix = done.stderr.splitlines()
+    assert REFUSED_CLASSES[model_type][1] in message
+    assert where.startswith("  where: ")
+    assert fix.startswith("  fix: export a ")
+    assert converted == []
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(EXPORTED)))
+def test_every_other_family_exports_or_is_refused(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny_checkpoint(tmp_path / "source", family, **kv_settings(family, 2))
+    options = ExportOptions(context=CONTEXT, prefill=4)
+    if family not in REFUSED and family not in HYBRIDS:
+        result = export_coreml(source, tmp_path / "a.mlpackage", options)
+        assert not any(tile.of_kv for tile in result.function.tiles)
+        return
+    monkeypatch.setattr(program, "convert_decoder", None)  # not even begun
+    with pytest.raises(ExportError):
+        export_coreml(source, tmp_path / "a.mlpackage", options)
 
 
 @pytest.mark.slow

@@ -61,6 +61,36 @@ def test_a_state_has_a_multiple_of_32_positions(context: int, broken: bool) -> N
     assert ("state-size" in rules(Graph({"main": function}, {}, "main"))) == broken
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("axis-65536", "axis-16384"), ("weights-2GB", "weights-1GB"), ("state-size", "padding"),
+     ("state-size", "head-size"), ("kv-tile", "other-tile")],
+)  # fmt: skip
+def test_one_cause_is_told_once(one: str, other: str) -> None:
+    """Whatever the sizes, two rules of one matter never name the same package together."""
+    seen = set()
+    for size in (16_384, 16_385, 65_536, 65_537, 70_016, 600_000_000, 1_100_000_000):
+        file = Weight(2 * size, Path("weight.bin"), 64)
+        operations = (
+            Operation("const", {}, ("w",)),
+            Operation("read_state", {"input": ("cache",)}, ("read",)),
+            Operation("relu", {"x": ("read",)}, ("y",)),
+            Operation("tile", {"x": ("read",), "reps": ("r",)}, ("tiled",)),
+            Operation("matmul", {"x": ("y",), "y": ("tiled",)}, ("z",)),
+        )
+        for width in (8, 64, 80):
+            types = {
+                "w": half(size), "r": TensorType((4,), "int32"), "read": half(8, 1, 16_384, width),
+                "y": half(1, min(size, 100_000)), "tiled": half(8, 8, 64, width), "z": half(1, 64),
+            }  # fmt: skip
+            states = {"cache": half(8, 1, 16_384, width)}
+            function = Function(operations, types, states, {"w": file})
+            found = rules(Graph({"main": function}, {}, "main"), without="")
+            assert not {one, other} <= found
+            seen |= found
+    assert {one, other} & seen
+
+
 def test_functions_share_their_weights() -> None:
     kind, file = half(1000), Path("weight.bin")
     const = Operation("const", {}, ("w",))

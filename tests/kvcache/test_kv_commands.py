@@ -164,7 +164,10 @@ def test_capacity_names_what_is_stored_once_and_the_time_of_a_step(tmp_path: Pat
 def test_capacity_tells_dtypes_windows_and_states(tmp_path: Path) -> None:
     windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 100}
     output = run("capacity", headers_only(tmp_path, windowed), "--gpu-memory", "1GB").stdout
-    assert "2 of 2 layers cache the latest 99 tokens alone" in output
+    assert (
+        "2 of 2 layers see a window of 100 tokens: a request takes the smaller of its length and "
+        "99 + 2,048 tokens there, and a block; transformers caches the latest 99 tokens alone"
+    ) in output
     assert "weights: BF16" in output
     assert "F32 1.2 KiB" in output
 

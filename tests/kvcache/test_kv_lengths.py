@@ -26,17 +26,18 @@ SHAPE = AttentionShape(2, 4, 4, 8, 8, 32, Rope("half", 8), False, False)
     window=st.none() | st.integers(2, 30),
     states=st.integers(0, 200),
     memory=st.integers(1, 200_000),
+    step=st.integers(1, 60),
 )
 def test_lengths_are_met_on_average(
-    lengths: dict[int, int], window: int | None, states: int, memory: int
+    lengths: dict[int, int], window: int | None, states: int, memory: int, step: int
 ) -> None:
     layout = CacheLayout(SHAPE, (None, window), state_elements=states)
-    deployment = Deployment(memory, 50, block=4, lengths=lengths)
+    deployment = Deployment(memory, 50, block=4, lengths=lengths, batched_tokens=step)
     for fit in fit_requests(layout, Weights(0), deployment):
         sizes = {}
         for length in lengths:
             blocks = -(-length // 4)
-            local = blocks if window is None else min(blocks, -(-(window - 1) // 4) + 1)
+            local = blocks if window is None else -(-min(window - 1 + step, length) // 4) + 1
             token = fit.kv_heads * 16 * 2
             sizes[length] = (blocks + local) * 4 * token + states * 2
         # A whole round of requests as the weights say, again and again.
@@ -56,8 +57,9 @@ def test_one_length_is_the_same_as_the_context() -> None:
 
 
 def test_a_window_makes_room_for_more_requests() -> None:
+    deployment = Deployment(10**7, 4096, batched_tokens=1)
     whole, windowed = (
-        fit_requests(CacheLayout(SHAPE, windows), Weights(0), Deployment(10**7, 4096))
+        fit_requests(CacheLayout(SHAPE, windows), Weights(0), deployment)
         for windows in ((None, None), (None, 64))
     )
     assert windowed[0].kv_bytes_per_token == whole[0].kv_bytes_per_token

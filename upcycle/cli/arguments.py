@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from upcycle.kvcache.deployment import BATCHED_TOKENS, BATCHED_TOKENS_LARGE
 from upcycle.kvcache.sizes import parse_bytes
 from upcycle.planning import Plan
 
@@ -37,16 +38,25 @@ DropExtraAttention = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Computation dtype: float32, bfloat16 …")]
 Output = Annotated[Path, typer.Argument(help="The folder to make.")]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype",
+        help="Storage type of the cache: bf16, fp16, fp32, fp8, int8, int4 or another spelling.",
+    ),
+]
+BatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--batched-tokens",
+        help="Tokens that the server computes in one step (vLLM's --max-num-batched-tokens), "
+        f"which layers with a window hold too. [default: vLLM's, {BATCHED_TOKENS_LARGE:,} on GPUs "
+        f"of 70 GiB or more but the A100, else {BATCHED_TOKENS:,}]",
+    ),
+]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Also write the result as one HTML page.")
 ]
-
-
-def tensor_parallel_limit(kv_heads: int) -> str:
-    """What a number of KV heads means for serving on several GPUs."""
-    return (
-        f"serves with tensor parallel up to {kv_heads} before GPUs hold copies of the same KV heads"
-    )
 
 
 def extra_attention_lines(todo: Plan, how: str) -> list[str]:

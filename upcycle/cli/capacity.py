@@ -10,18 +10,20 @@ import typer
 
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import check_place
-from upcycle.cli.arguments import HtmlFile
+from upcycle.cli.arguments import BatchedTokens, HtmlFile, KvDtype
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
+from upcycle.kvcache.cache_dtype import cache_dtype
 from upcycle.kvcache.capacity import fit_requests
-from upcycle.kvcache.deployment import Deployment
+from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens
 from upcycle.kvcache.devices import Device, device_named, devices
 from upcycle.kvcache.layout import cache_layout, config_of
 from upcycle.kvcache.lengths import parse_lengths
+from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.sizes import parse_bytes
 from upcycle.kvcache.weights import Weights, bytes_by_dtype, weights_of
-from upcycle.report.capacity import milliseconds, name_of, write_capacity_page
+from upcycle.report.capacity import milliseconds, name_of, window_lines, write_capacity_page
 
 
 @command(
@@ -56,8 +58,9 @@ def capacity_command(
             "a line. [default: all as long as the context]"
         ),
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="bf16, fp16, fp8, int8 or int4.")] = "bf16",
-    block: Annotated[int, typer.Option(help="Tokens of one cache block.")] = 16,
+    kv_dtype: KvDtype = "bf16",
+    block: Annotated[int, typer.Option(help="Tokens of one cache block.")] = BLOCK,
+    batched_tokens: BatchedTokens = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -82,7 +85,8 @@ def capacity_command(
 ) -> Outcome:
     """Count how many requests fit with each number of KV heads, before any GPU is paid for.
 
-    A layer with a sliding window caches its window, and a model with a latent its latent.
+    A layer with a sliding window holds its window and a step of prefill, and a model with a latent
+    its latent.
     """
     if html is not None:
         check_place(html, [Path(source)])
@@ -90,21 +94,26 @@ def capacity_command(
     layout = cache_layout(config)
     device = None if gpu is None else device_named(gpu)
     table = {} if lengths is None else parse_lengths(lengths)
+    memory = _memory(gpu_memory, device)
+    if batched_tokens is None:
+        batched_tokens = default_batched_tokens(memory, "" if device is None else device.name)
     deployment = Deployment(
-        gpu_memory=_memory(gpu_memory, device),
+        gpu_memory=memory,
         context=_longest_context(config, table) if context is None else context,
         gpus=gpus,
         tensor_parallel=tp,
-        kv_dtype=kv_dtype,
+        kv_dtype=cache_dtype(kv_dtype or "bf16").name,
         block=block,
         reserve=parse_bytes(reserve, where="--reserve"),
         utilization=utilization,
         lengths=table,
+        batched_tokens=batched_tokens,
     )
     fits = fit_requests(layout, model_weights, deployment, batch=1 if batch is None else batch)
     timed = devices() if device is None else (device,)
     document = {
         "source": source,
+        "num_attention_heads": layout.shape.num_attention_heads,
         "num_key_value_heads": layout.now.kv_heads,
         "now": layout.entries.index(layout.now),
         "num_layers": layout.shape.num_layers,
@@ -112,6 +121,7 @@ def capacity_command(
             "full" if window is None else str(window): count
             for window, count in layout.layers_by_window.items()
         },
+        "chunked": layout.chunked,
         "state_elements": layout.state_elements,
         "weight_bytes_by_dtype": by_dtype,
         "batch": 1 if batch is None else batch,
@@ -217,6 +227,10 @@ def _show(
     useful = ", ".join(name_of(fit) for fit in fits if fit["stored_once"]) or "none"
     console.print(f"stored once on tensor parallel {deployment.gpus_per_copy}: {useful}")
     best = document["recommendation"]
+    for kv_heads in dict.fromkeys((document["num_key_value_heads"], best["kv_heads"])):
+        if kv_heads is not None:
+            line = serving_line(document["num_attention_heads"], kv_heads)
+            console.print(f"g={kv_heads} {line}")
     chosen = "" if best["kv_heads"] is None else f"recommended: g={best['kv_heads']} "
     console.print(f"{chosen}({best['reason']})" if chosen else best["reason"])
 
@@ -232,13 +246,11 @@ def _facts(document: Mapping[str, Any]) -> list[str]:
     wasted = document["deployment"]["tokens_wasted"]
     if wasted:
         lines.append(f"rounding to whole blocks wastes {wasted:,.1f} tokens a request")
-    for window, layers in document["layers_by_window"].items():
-        if window != "full":
-            kept, of = int(window) - 1, document["num_layers"]
-            lines.append(f"{layers} of {of} layers cache the latest {kept:,} tokens alone")
+    lines += window_lines(document)
     if document["state_elements"]:
         lines.append(
-            f"layers without attention keep {document['state_elements']:,} elements a request"
+            f"layers without attention keep {document['state_elements']:,} elements a request, "
+            "however long it is and however many tokens a step has"
         )
     if document["weight_bytes_by_dtype"]:
         parts = document["weight_bytes_by_dtype"].items()

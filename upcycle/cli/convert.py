@@ -18,10 +18,10 @@ from upcycle.cli.arguments import (
     Source,
     extra_attention_lines,
     shard_bytes,
-    tensor_parallel_limit,
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import warn
+from upcycle.kvcache.parallel import serving_line
 from upcycle.planning import Copy
 
 
@@ -114,7 +114,7 @@ def convert_command(
             else "it may hold weights in another form"
         )
         console.print(f"left behind, since {why}: {name}")
-    console.print(tensor_parallel_limit(kv_heads))
+    console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
     _show_layers(console, result.manifest["result"]["layers"])
     console.print(_advice(before, kv_heads, result.plan.method, refine))
     for warning in result.plan.warnings:

@@ -90,6 +90,7 @@ def export_command(
     from upcycle.export.coreai.exporting import SUFFIX, export_coreai
     from upcycle.export.coreml import export_coreml
     from upcycle.export.options import ExportOptions
+    from upcycle.export.risks import device_notes
 
     options = ExportOptions(
         context, prefill, attention, kv_cache, conv, split_head, argmax, quantize, untie,
@@ -125,6 +126,9 @@ def export_command(
         console.print(f"the function `prefill` takes {prefill} tokens per call")
     if result.quantization is not None:
         _show_quantization(console, result.quantization)
+    notes = device_notes(result, core_ai=output.suffix == SUFFIX)
+    for note in notes:
+        console.print(f"note: {note}")
     if output.suffix != SUFFIX:
         console.print(f"see `upcycle graph {output}` for its operations and bytes per token")
     console.print(f"see `upcycle check-export {source} {output}` for what it computes")
@@ -137,6 +141,7 @@ def export_command(
             "kv_tiles": len(kv_tiles),
             "kv_tile_bytes": kv_tile_bytes,
             "kv_cache_bytes": cache,
+            "notes": notes,
             "manifest": result.manifest,
         }
     )

@@ -3,18 +3,29 @@
 from dataclasses import asdict
 
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.cli.arguments import Source
+from upcycle.cli.arguments import BatchedTokens, KvDtype, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.kvcache.cache_dtype import cache_dtype
+from upcycle.kvcache.deployment import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, nonsense
 from upcycle.kvcache.inspection import REFERENCE_LENGTH, Inspection, inspect_checkpoint
 
 
 @command("inspect", epilog="Example: upcycle inspect recipes/demo-source")
-def inspect_command(console: Console, source: Source) -> Outcome:
+def inspect_command(
+    console: Console,
+    source: Source,
+    kv_dtype: KvDtype = None,
+    batched_tokens: BatchedTokens = None,
+) -> Outcome:
     """Show heads, KV cache per token, and what each valid number of KV heads would save.
 
     Reads config.json and the safetensors headers; no weights.
     """
-    inspection = inspect_checkpoint(Checkpoint.describe(source))
+    if batched_tokens is not None and batched_tokens < 1:
+        raise nonsense("batched_tokens", batched_tokens, "give 1 or more")
+    inspection = inspect_checkpoint(
+        Checkpoint.describe(source), kv_dtype=kv_dtype, batched_tokens=batched_tokens
+    )
     _show(console, source, inspection)
     data = {"source": source, **asdict(inspection)}
     return Outcome({**data, "reference_length": REFERENCE_LENGTH})
@@ -36,8 +47,7 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
     )
     console.print(f"weights     {inspection.num_parameters:,} parameters, {dtypes}")
     console.print(
-        f"KV cache    {now.kv_bytes_per_token:,} B/token at "
-        f"{inspection.kv_bytes_per_element} bytes an element, "
+        f"KV cache    {now.kv_bytes_per_token:,} B/token at {cache_dtype(inspection.kv_dtype)}, "
         f"{format_bytes(inspection.cache_bytes)} "
         f"for {REFERENCE_LENGTH:,} tokens"
     )
@@ -45,7 +55,14 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
         fate = "converted like a layer" if problem is None else f"can only be dropped: {problem}"
         console.print(f"            beside the decoder {module}, {fate}")
     if inspection.window_layers:
-        console.print(f"            {inspection.window_layers} layers cache a window alone")
+        console.print(
+            f"            {inspection.window_layers} layers cache a window alone, as transformers "
+            f"does; a server that computes {inspection.batched_tokens:,} tokens in one step"
+        )
+        console.print(
+            f"            (--batched-tokens; vLLM: {BATCHED_TOKENS:,} or {BATCHED_TOKENS_LARGE:,}) "
+            f"sets {format_bytes(inspection.reserved_bytes)} aside for {REFERENCE_LENGTH:,} tokens"
+        )
     if inspection.state_elements:
         console.print(
             f"            {inspection.state_elements:,} elements of state a sequence beside it"
@@ -58,6 +75,7 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
             "KV B/token",
             f"cache saved at {REFERENCE_LENGTH:,}",
             "weights saved",
+            "tensor parallel",
         ),
         [
             (
@@ -66,10 +84,13 @@ def _show(console: Console, source: str, inspection: Inspection) -> None:
                 f"{choice.kv_bytes_per_token:,}",
                 format_bytes(choice.cache_bytes_saved),
                 format_bytes(choice.weight_bytes_saved),
+                str(choice.tensor_parallel),
             )
             for choice in inspection.choices
         ],
     )
+    if inspection.nothing_to_merge:
+        console.print(inspection.nothing_to_merge)
     console.print()
     console.table(
         (

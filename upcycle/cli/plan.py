@@ -9,10 +9,11 @@ from upcycle.cli.arguments import (
     Source,
     extra_attention_lines,
     shard_bytes,
-    tensor_parallel_limit,
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import warn
+from upcycle.kvcache.parallel import serving_line
+from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.planning import Attention, plan
 
 
@@ -63,9 +64,12 @@ def plan_command(
         f"{format_bytes(todo.output_bytes)} to write, "
         f"at most {format_bytes(todo.peak_bytes)} of attention in memory"
     )
+    if kv_heads == shape.num_key_value_heads:
+        same = nothing_to_merge(shape) or "as many KV heads as now: nothing to merge"
+        console.print(f"{same}; every tensor is copied")
     for line in extra_attention_lines(todo, "merged like one of them"):
         console.print(line)
-    console.print(tensor_parallel_limit(kv_heads))
+    console.print(serving_line(shape.num_attention_heads, kv_heads))
     for warning in todo.warnings:
         warn(warning)
     return Outcome(todo.to_dict())

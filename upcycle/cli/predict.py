@@ -37,6 +37,10 @@ def predict_command(
             device=device,
             watch=watch,
         )
+    outcome = Outcome({"source": source, **prediction.to_dict()})
+    if not prediction.kv_heads:
+        console.print(f"{source}: already multi-query: nothing to merge")
+        return outcome
     header = ["layer", *(f"{g} KV heads: K / V" for g in prediction.kv_heads)]
 
     rows = [[str(entry.layer), *_cells(entry.residuals)] for entry in prediction.layers]
@@ -50,7 +54,7 @@ def predict_command(
         "lower is better; values are usually what costs. `upcycle convert --calibration` keeps "
         "what can be kept, and --refine N heals most of the rest"
     )
-    return Outcome({"source": source, **prediction.to_dict()})
+    return outcome
 
 
 def _cells(residuals: "Mapping[int, Residual]") -> list[str]:

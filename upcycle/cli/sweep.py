@@ -13,17 +13,17 @@ from upcycle.cli.arguments import (
     DropExtraAttention,
     Dtype,
     HtmlFile,
+    KvDtype,
     Method,
     Seed,
     Source,
 )
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.errors import PlanError
+from upcycle.kvcache.cache_dtype import cache_dtype
 
 if TYPE_CHECKING:
     from upcycle.evaluation.drift import DriftSweep
-
-_CACHE_BYTES = 2  # of an element: what a server stores in bf16 or fp16
 
 
 @command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")
@@ -51,6 +51,7 @@ def sweep_command(
     drop_extra_attention: DropExtraAttention = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
+    kv_dtype: KvDtype = "bf16",
     html: HtmlFile = None,
 ) -> Outcome:
     """Convert to each number of KV heads and measure how far the outputs move, without training.
@@ -58,6 +59,7 @@ def sweep_command(
     Drift is no loss of quality: training heals most of it, and `upcycle eval` measures the rest.
     """
     heads = _numbers(kv_heads)
+    cached = cache_dtype(kv_dtype or "bf16").name
     if html is not None:
         check_place(html, [Path(source), *(text or ()), *map(Path, calibration or ())])
 
@@ -79,7 +81,7 @@ def sweep_command(
             dtype=dtype,
             watch=watch,
         )
-    document = _document(source, sweep)
+    document = _document(source, cached, sweep)
     if html is not None:
         from upcycle.report.sweep import write_sweep_page
 
@@ -99,10 +101,10 @@ def _numbers(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _document(source: str, sweep: "DriftSweep") -> dict[str, Any]:
+def _document(source: str, kv_dtype: str, sweep: "DriftSweep") -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {"source": source, "cache_bytes_per_element": _CACHE_BYTES, **asdict(sweep)}
+    return {"source": source, "kv_dtype": kv_dtype, **asdict(sweep)}
 
 
 def _show(console: Console, document: dict[str, Any]) -> None:
@@ -121,7 +123,7 @@ def _show(console: Console, document: dict[str, Any]) -> None:
     header, *rows = layer_rows(document)
     console.table(header, rows)
     console.print()
-    line = identical_line(document)
-    if line:
-        console.print(line)
+    for line in (document["nothing_to_merge"], identical_line(document)):
+        if line:
+            console.print(line)
     console.print(DRIFT_NOTE)

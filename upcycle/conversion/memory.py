@@ -1,6 +1,7 @@
-"""Memory that was freed, given back to the system."""
+"""Memory of this machine, and what was freed of it given back to the system."""
 
 import ctypes
+import os
 import sys
 
 
@@ -14,3 +15,8 @@ def give_back_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
         if trim is not None:
             trim(0)
+
+
+def physical_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

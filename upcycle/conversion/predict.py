@@ -71,6 +71,8 @@ def predict(
     The numbers are the energy that the closed forms of `lowrank` leave, as fractions of the layer's
     own: of keys as its queries weigh them, and of values as its output projection weighs them.
 
+    A source with one KV head has nothing to merge: the prediction is empty, and no text is read.
+
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
         calibration: files of text; "builtin" is the text of the package.
@@ -83,7 +85,7 @@ def predict(
     Raises:
         CheckpointError: the source is damaged or contradicts itself, or a weight is not finite.
         DeviceError: this machine lacks the device.
-        FamilyError: the source has no KV heads that can be merged.
+        FamilyError: the attention of the source is not supported.
         DataError: the text cannot be read, or there is too little of it.
     """
     place = choose_device(device)
@@ -91,6 +93,8 @@ def predict(
     shape = shape_in(checkpoint)
     plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
     choices = [g for g in shape.valid_kv_heads if g < shape.num_key_value_heads]
+    if not choices:
+        return Prediction(0, (), ())
     rows = calibration_rows(
         checkpoint, calibration, tokens=tokens, sequence_length=sequence_length, seed=seed
     )

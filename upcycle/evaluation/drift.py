@@ -26,6 +26,7 @@ from upcycle.evaluation.results import Text
 from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted
 from upcycle.kvcache.counting import AttentionCounts, count_attention
+from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.progress import Progress, Watcher, ignore
 
 
@@ -70,6 +71,9 @@ class DriftSweep:
     Attributes:
         num_key_value_heads: of the source.
         attention_layers: layers with attention.
+        head_dim: channels of a key head.
+        value_head_dim: channels of a value head.
+        nothing_to_merge: why there are no fewer KV heads to have, if so.
         method: how groups became one head.
         device: where the models ran.
         dtype: of weights and arithmetic.
@@ -79,6 +83,9 @@ class DriftSweep:
 
     num_key_value_heads: int
     attention_layers: int
+    head_dim: int
+    value_head_dim: int
+    nothing_to_merge: str | None
     method: str
     device: str
     dtype: str
@@ -180,6 +187,9 @@ def sweep_kv_heads(
     return DriftSweep(
         num_key_value_heads=shape.num_key_value_heads,
         attention_layers=shape.num_layers,
+        head_dim=shape.head_dim,
+        value_head_dim=shape.value_head_dim,
+        nothing_to_merge=nothing_to_merge(shape),
         method=used,
         device=place,
         dtype=dtype,

@@ -6,7 +6,9 @@ the same memory, so a reshape folds the members into the rows and another unfold
 The ranks stay at 4, and no `repeat_kv` (Core ML: `tile`) is left.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +23,14 @@ REPEAT_KV = "repeat-kv"
 # Passed along by transformers' models. They have no effect over a ready mask and cache: what a
 # sliding window hides, the mask hides.
 _WITHOUT_EFFECT = {"position_ids", "sliding_window", "use_cache"}
+
+
+class Call(NamedTuple):
+    """What a layer gave to attention: its class, and keys and values [B, g, C, ..]."""
+
+    layer: str
+    key: Tensor
+    value: Tensor
 
 
 class Segments:
@@ -134,6 +144,33 @@ def register_qfold() -> None:
     for name, function in ((QFOLD, qfold_attention), (REPEAT_KV, repeated_attention)):
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, eager_mask)
+
+
+@contextmanager
+def recorded_calls(name: str) -> Iterator[list[Call]]:
+    """Record what models give to a registered attention implementation while the block runs.
+
+    Args:
+        name: of the implementation, which computes as ever.
+    """
+    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    calls: list[Call] = []
+    function = ALL_ATTENTION_FUNCTIONS[name]
+
+    def recorded(
+        module: "nn.Module", query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any
+    ) -> tuple[Tensor, None]:
+        calls.append(Call(type(module).__name__, key, value))
+        result: tuple[Tensor, None] = function(module, query, key, value, *others, **named)
+        return result
+
+    AttentionInterface.register(name, recorded)
+    try:
+        yield calls
+    finally:
+        AttentionInterface.register(name, function)
 
 
 def _parts(tensor: Tensor | Segments) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """A transformers causal LM as a decoder with its KV cache in buffers, ready to be traced."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from upcycle.errors import ExportError
+from upcycle.export.attention import Call, recorded_calls
 from upcycle.export.cache import StateCache
 from upcycle.export.masks import additive_mask, mask_windows, masks_for_model
 from upcycle.export.signature import (
@@ -161,8 +162,8 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
         context: C, which decides whether a sliding window needs a mask of its own.
 
     Raises:
-        ExportError: its layers differ in their KV heads, some keep no K and V, or the model is
-            not told the positions of its tokens.
+        ExportError: its layers differ in their KV heads, some keep no K and V, or attend to other
+            ones than they keep, or the model is not told the positions of its tokens.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ExportError(
@@ -171,8 +172,13 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
             where="forward",
             fix="export a model with rotary or learned positions, such as Llama, Qwen2 or GPT-2",
         )
+    config: Any = model.config
     recorder = _Recorder()
-    with torch.no_grad(), CountLinears() as count:
+    with (
+        torch.no_grad(),
+        recorded_calls(config._attn_implementation) as calls,
+        CountLinears() as count,
+    ):
         model(
             input_ids=torch.zeros(1, 1, dtype=torch.long),
             position_ids=torch.zeros(1, 1, dtype=torch.long),
@@ -180,7 +186,6 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
             cache=recorder,
             use_cache=True,
         )
-    config: Any = model.config
     shapes = set(recorder.layers.values())
     if len(shapes) != 1 or len(recorder.layers) != config.num_hidden_layers:
         raise ExportError(
@@ -189,6 +194,7 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
             where=f"layers of {type(model).__name__}",
             fix="export a model with the same attention in all layers",
         )
+    _check_calls(model, calls, recorder)
     ((groups, head_dim, value_head_dim),) = shapes
     return DecoderShape(
         num_layers=len(recorder.layers),
@@ -199,6 +205,29 @@ def decoder_shape(model: nn.Module, context: int) -> DecoderShape:
         num_linears=count.linears,
         masks=mask_windows(model, context),
     )
+
+
+def _check_calls(model: nn.Module, calls: Sequence[Call], recorder: "_Recorder") -> None:
+    """Refuse layers that attend twice, by code of their own, or to what their cache is made into.
+
+    Such programs would copy K and V, which no export here does.
+    """
+    layers = len(recorder.layers)
+    kept = {id(tensor) for pair in recorder.kept for tensor in pair}
+    others = [call for call in calls if not {id(call.key), id(call.value)} <= kept]
+    problem = None
+    if len(calls) != layers:
+        problem = (
+            f"{len(calls)} calls of attention in {layers} layers; the export needs one in each"
+        )
+    elif others:
+        problem = "layers attend to other keys or values than they keep, and would copy the cache"
+    if problem is not None:
+        raise ExportError(
+            problem,
+            where=others[0].layer if others else type(model).__name__,
+            fix="export a model with plain attention over its cache, such as Llama or Qwen2",
+        )
 
 
 class CountLinears(TorchFunctionMode):
@@ -218,6 +247,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[int, int, int]] = {}
+        self.kept: list[tuple[Tensor, Tensor]] = []  # alive, so that their ids stay theirs
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -227,6 +257,7 @@ class _Recorder:
             key_states.shape[3],
             value_states.shape[3],
         )
+        self.kept.append((key_states, value_states))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from upcycle.errors import ExportError
 from upcycle.export.blobs import check_records
 from upcycle.export.kv_flow import KvFlow
 from upcycle.export.proto_values import DATA_TYPES, declared_shape, dtype_name, literal_values
 from upcycle.export.specification import all_operations, read_specification
+from upcycle.export.wellformed import check_wellformed
 
 Literal = tuple[float, ...] | tuple[str, ...]
 METADATA_KEY = "upcycle"  # of the manifest of `upcycle export` in a package's metadata
@@ -202,7 +202,8 @@ def read_graph(package: str | Path) -> Graph:
         name: _read_function(function, declared.get(name, description), path)
         for name, function in sorted(model.mlProgram.functions.items())
     }
-    for function in functions.values():
+    for name, function in functions.items():
+        check_wellformed(name, function, path)
         check_records(function.weights.values())
     default = description.defaultFunctionName or "main"
     metadata = dict(description.metadata.userDefined)
@@ -219,19 +220,6 @@ def _read_function(function: Any, description: Any, package: Path) -> Function:
     names = tuple(reader.types)
     block = function.block_specializations[function.opset]
     operations = tuple(reader.read(op) for op in all_operations(block.operations))
-    if not operations:
-        raise ExportError(
-            "the program has a function without operations",
-            where=str(package),
-            fix="make the package again",
-        )
-    read = {name for op in operations for name in op.operands}.union(block.outputs)
-    if unknown := read - reader.types.keys() - reader.states.keys():
-        raise ExportError(
-            f"the program reads {min(unknown)!r}, which nothing in it makes",
-            where=str(package),
-            fix="make the package again",
-        )
     return Function(
         operations,
         reader.types,
@@ -279,7 +267,7 @@ class _Reader:
                 yield self._inner_constant(op, key, argument.value)
 
     def _inner_constant(self, op: Any, key: str, value: Any) -> str:
-        name = f"{op.outputs[0].name}.{key}"
+        name = f"{op.outputs[0].name if op.outputs else op.type}.{key}"
         self.types[name] = _tensor_type(value.type)
         self._add_constant(name, value)
         return name

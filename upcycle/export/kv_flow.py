@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from upcycle.export.graph import Function, Operation
 
 VIEWS = frozenset({"expand_dims", "identity", "reshape", "squeeze"})
+REFORMS = VIEWS | {"cast", "transpose"}  # what computes nothing
 # What these make of keys and values are still the same values, seen or copied.
 _KEEPS_VALUES = VIEWS | {
     "cast",

@@ -148,7 +148,7 @@ def convert_decoder(decoder: Decoder, queries: int) -> Any:
                 compute_precision=ct.precision.FLOAT16,
                 skip_model_load=True,  # loading is for the Mac's runtime
             )
-        except NotImplementedError as error:
+        except (NotImplementedError, ValueError) as error:
             raise ExportError(
                 f"coremltools cannot convert the model: {' '.join(str(error).split())}",
                 where=type(decoder).__name__,

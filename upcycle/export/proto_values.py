@@ -42,9 +42,10 @@ def literal_values(value: Any) -> tuple[float, ...] | tuple[str, ...]:
         count = math.prod(size.constant.size for size in value.type.tensorType.dimensions)
         return tuple(_narrow_integers(elements, dtype))[:count]
     code = _PACKED.get(dtype)
-    return (
-        struct.unpack(f"<{len(elements) // struct.calcsize(code)}{code}", elements) if code else ()
-    )
+    if code is None:
+        return ()
+    count, rest = divmod(len(elements), struct.calcsize(f"<{code}"))
+    return struct.unpack(f"<{count}{code}", elements[: len(elements) - rest])
 
 
 def _narrow_integers(packed: bytes, dtype: str) -> Iterator[int]:

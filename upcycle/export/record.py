@@ -11,7 +11,8 @@ from upcycle.export.decoder import DecoderShape
 from upcycle.export.noted import STAGE
 from upcycle.export.options import ExportOptions
 
-HUB_NAME_KEY = "co.huggingface.exporters.name"  # where swift-transformers finds the tokenizer
+# Where swift-transformers looks for the Hub id of the tokenizer; a folder's name is none.
+HUB_NAME_KEY = "co.huggingface.exporters.name"
 
 
 def hub_name(checkpoint: str | Path, opened: Checkpoint) -> str:

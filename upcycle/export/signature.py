@@ -1,6 +1,7 @@
 """What a decoder takes and gives: the interface of an exported function.
 
-All names but the position's are those that swift-transformers reads.
+The names of tokens, mask, logits and states are those of swift-transformers, whose stateful class
+wants another program all the same: see `several-masks` among the lints, and the README.
 """
 
 from collections.abc import Mapping

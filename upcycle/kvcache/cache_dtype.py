@@ -11,14 +11,21 @@ class CacheDtype:
     """A storage type of the KV cache.
 
     Attributes:
-        name: what users call it.
+        name: what we call it.
         bits: of one element; elements narrower than a byte are packed within their vector.
         scale_bytes: beside each K vector and each V vector of one token and head.
+        spellings: what torch, safetensors, vLLM, SGLang and llama.cpp call it.
     """
 
     name: str
     bits: int
     scale_bytes: int = 0
+    spellings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """For people: "2 bytes an element (bf16)"."""
+        scales = ", and scales" if self.scale_bytes else ""
+        return f"{self.bits / 8:g} bytes an element{scales} ({self.name})"
 
     def bytes_per_head(self, entry: Entry) -> int:
         """Bytes of both vectors that one token leaves in one layer, for one head."""
@@ -28,30 +35,51 @@ class CacheDtype:
         )
 
 
-# fp8 has one static scale per tensor, which takes no room; the integer types have one fp32 scale
-# per token and head for K and one for V (vLLM's per-token-head modes, v1/kv_cache_interface.py).
+_FP8 = tuple(
+    f"{prefix}{kind}"
+    for prefix in ("", "f8_", "fp8_", "float8_")
+    for kind in ("e4m3", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+)
+
+# fp8 has one static scale per tensor, which takes no room; the integer types and
+# fp8_per_token_head have one fp32 scale per token and head for K and one for V (vLLM's
+# per-token-head modes, v1/kv_cache_interface.py).
 CACHE_DTYPES = {
     dtype.name: dtype
     for dtype in (
-        CacheDtype("bf16", 16),
-        CacheDtype("fp16", 16),
-        CacheDtype("fp8", 8),
-        CacheDtype("int8", 8, scale_bytes=4),
-        CacheDtype("int4", 4, scale_bytes=4),
+        CacheDtype("bf16", 16, spellings=("bfloat16",)),
+        CacheDtype("fp16", 16, spellings=("float16", "f16", "half")),
+        CacheDtype("fp32", 32, spellings=("float32", "f32", "float")),
+        CacheDtype("fp64", 64, spellings=("float64", "f64", "double")),
+        CacheDtype("fp8", 8, spellings=("f8", "float8", "fp8_inc", *_FP8)),
+        CacheDtype("fp8_per_token_head", 8, scale_bytes=4),
+        CacheDtype("int8", 8, scale_bytes=4, spellings=("i8", "int8_per_token_head")),
+        CacheDtype("int4", 4, scale_bytes=4, spellings=("i4", "int4_per_token_head")),
     )
+}
+_BY_SPELLING = {
+    spelling: dtype
+    for dtype in CACHE_DTYPES.values()
+    for spelling in (dtype.name, *dtype.spellings)
 }
 
 
-def cache_dtype(name: str) -> CacheDtype:
-    """The cache dtype of that name.
+def cache_dtype(name: str, *, where: str = "--kv-dtype") -> CacheDtype:
+    """The cache dtype of that name, in any usual spelling: "bf16", "torch.bfloat16", "FP8-E4M3".
+
+    Args:
+        name: of the dtype.
+        where: what it was given as, for the error.
 
     Raises:
         UpcycleError: there is none.
     """
-    if name not in CACHE_DTYPES:
+    found = _BY_SPELLING.get(name.strip().lower().replace("-", "_").removeprefix("torch."))
+    if found is None:
         raise UpcycleError(
             f"unknown KV cache dtype {name!r}",
-            where="kv dtype",
-            fix=f"choose one of {', '.join(CACHE_DTYPES)}",
+            where=where,
+            fix=f"choose one of {', '.join(CACHE_DTYPES)}, or a usual spelling of one, such as "
+            "float16 or fp8_e4m3",
         )
-    return CACHE_DTYPES[name]
+    return found

@@ -2,7 +2,8 @@
 
 The model is that of a paged server (Kwon et al. 2023, "Efficient Memory Management for Large
 Language Model Serving with PagedAttention"): what the weights and the reserve leave of the memory
-is cut into blocks of tokens, and every request takes whole blocks up to its length. Under tensor
+is cut into blocks of tokens, and every request takes whole blocks up to its length; a layer with a
+window takes those that a step of prefill needs (`CacheLayout.reserved_blocks`). Under tensor
 parallelism the KV heads are split over the GPUs; with fewer heads than GPUs each GPU still holds
 one, so heads are stored more than once, as is the latent of MLA.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from upcycle.kvcache.cache_dtype import cache_dtype
 from upcycle.kvcache.deployment import Deployment, nonsense
 from upcycle.kvcache.layout import AttentionKind, CacheLayout, Entry, ShapeSource, cache_layout
+from upcycle.kvcache.parallel import TensorParallel, tensor_parallel
 from upcycle.kvcache.weights import Weights
 
 _STATE_BYTES = 2  # of one element of a hybrid's states, which have the dtype of the weights
@@ -28,8 +30,9 @@ class Fit:
         splits_evenly: whether the heads divide over the GPUs of a copy, or the GPUs over the heads.
         stored_once: whether no GPU stores what another stores.
         kv_bytes_per_token: stored for one token in all layers on all GPUs of a copy together.
-        request_bytes: stored for a request at full context on all GPUs of a copy together, in whole
-            blocks; less than for its tokens where layers see a window alone.
+        tensor_parallel: the sizes that this number of KV heads can be served with.
+        request_bytes: set aside for a request at full context on all GPUs of a copy together, in
+            whole blocks; fewer than for its tokens where layers see a window alone.
         mean_request_bytes: the same for a request of the given lengths, on average.
         weight_bytes: weights of one copy on all its GPUs together.
         free_per_gpu: bytes that weights and reserve leave for the cache; negative if they overflow.
@@ -48,6 +51,7 @@ class Fit:
     splits_evenly: bool
     stored_once: bool
     kv_bytes_per_token: int
+    tensor_parallel: TensorParallel
     request_bytes: int
     mean_request_bytes: int
     weight_bytes: int
@@ -104,7 +108,7 @@ def _fit(
 
     def in_blocks(length: int) -> int:
         """Bytes on one GPU."""
-        blocks = layout.cached_blocks(length, deployment.block)
+        blocks = layout.reserved_blocks(length, deployment.block, deployment.tokens_per_step)
         return blocks * deployment.block * in_layer + states
 
     def read(length: int) -> int:
@@ -122,6 +126,7 @@ def _fit(
         splits_evenly=entry.heads % split == 0 or split % entry.heads == 0,
         stored_once=entry.heads % split == 0,
         kv_bytes_per_token=layout.shape.num_layers * in_layer * split,
+        tensor_parallel=tensor_parallel(layout.shape.num_attention_heads, entry.kv_heads),
         request_bytes=longest * split,
         mean_request_bytes=-(-stored * split // total),
         weight_bytes=stored_weights,

@@ -6,6 +6,23 @@ from dataclasses import dataclass, field
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.cache_dtype import cache_dtype
 
+BLOCK = 16  # tokens, vLLM's default on GPUs
+# vLLM's `EngineArgs.get_batch_defaults` (engine/arg_utils.py), of a server: the larger number on
+# GPUs with at least 70 GiB that are no A100.
+BATCHED_TOKENS, BATCHED_TOKENS_LARGE = 2048, 8192
+_LARGE_GPU = 70 * 2**30
+
+
+def default_batched_tokens(gpu_memory: int, device: str = "") -> int:
+    """Tokens that a server computes in one step unless told otherwise.
+
+    Args:
+        gpu_memory: bytes of each GPU.
+        device: its name, as far as it is known.
+    """
+    large = gpu_memory >= _LARGE_GPU and "a100" not in device.lower()
+    return BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -16,12 +33,14 @@ class Deployment:
         context: tokens that every request may grow to.
         gpus: how many there are. `gpus / tensor_parallel` copies of the model share them.
         tensor_parallel: GPUs that one copy of the model is split over; all of them by default.
-        kv_dtype: storage type of the cache, a name in `CACHE_DTYPES`.
+        kv_dtype: storage type of the cache, a name that `cache_dtype` knows.
         block: tokens of one cache block.
         reserve: bytes for activations and the runtime, over all GPUs together.
         utilization: the part of the memory that may be used.
         lengths: the weight of each length that requests have, in tokens; empty where all run to
             the full context.
+        batched_tokens: tokens that a server computes in one step, which layers with a window hold
+            beside it; by default what vLLM's server takes on a GPU of this memory.
 
     Raises:
         UpcycleError: a value that makes no sense.
@@ -32,15 +51,18 @@ class Deployment:
     gpus: int = 1
     tensor_parallel: int | None = None
     kv_dtype: str = "bf16"
-    block: int = 16
+    block: int = BLOCK
     reserve: int = 0
     utilization: float = 1.0
     lengths: Mapping[int, int] = field(default_factory=dict)
+    batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("gpu_memory", "context", "gpus", "gpus_per_copy", "block"):
             if getattr(self, name) < 1:
                 raise nonsense(name, getattr(self, name), "give 1 or more")
+        if self.tokens_per_step < 1:
+            raise nonsense("batched_tokens", self.tokens_per_step, "give 1 or more")
         if self.reserve < 0:
             raise nonsense("reserve", self.reserve, "give 0 or more bytes")
         if not 0 < self.utilization <= 1:
@@ -66,6 +88,13 @@ class Deployment:
     def gpus_per_copy(self) -> int:
         """GPUs that hold one copy of the model."""
         return self.gpus if self.tensor_parallel is None else self.tensor_parallel
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a server computes in one step."""
+        if self.batched_tokens is None:
+            return default_batched_tokens(self.gpu_memory)
+        return self.batched_tokens
 
     @property
     def copies(self) -> int:

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from upcycle.attention import AttentionShape
+from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import shape_of
 from upcycle.families.retargets.rules import target_config
-from upcycle.kvcache.counting import (
-    AttentionCounts,
-    count_attention,
-    kv_cache_bytes,
-    latent_reference,
-)
+from upcycle.kvcache.cache_dtype import cache_dtype
+from upcycle.kvcache.counting import AttentionCounts, count_attention, latent_reference
+from upcycle.kvcache.deployment import BATCHED_TOKENS, BLOCK
 from upcycle.kvcache.layout import AttentionKind, CacheLayout, attention_kind, cache_layout
-from upcycle.kvcache.weights import bytes_by_dtype, kv_element_bytes
+from upcycle.kvcache.parallel import TensorParallel, tensor_parallel
+from upcycle.kvcache.recommendation import nothing_to_merge
+from upcycle.kvcache.weights import bytes_by_dtype, kv_element_dtype
 from upcycle.planning import planned_sizes
 
 REFERENCE_LENGTH = 4096
@@ -31,6 +31,7 @@ class Choice:
             negative where there would be more.
         weight_bytes_saved: fewer than now in the weights that a conversion writes; negative where a
             class that the model becomes first has more biases, or a wider dtype, than are saved.
+        tensor_parallel: the sizes that it can be served with.
     """
 
     kv_heads: int
@@ -38,6 +39,7 @@ class Choice:
     kv_bytes_per_token: int
     cache_bytes_saved: int
     weight_bytes_saved: int
+    tensor_parallel: TensorParallel
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,13 @@ class Inspection:
         num_parameters: elements of all stored tensors; tied tensors count once.
         weight_bytes: bytes of all stored tensors.
         bytes_by_dtype: the same by safetensors dtype, the largest first.
-        kv_bytes_per_element: of the cache, which has the dtype of the K projections.
-        cache_bytes: of one sequence of `REFERENCE_LENGTH` tokens.
+        kv_bytes_per_element: of the K projections.
+        kv_dtype: of the cache; that of the K projections unless asked otherwise.
+        cache_bytes: of one sequence of `REFERENCE_LENGTH` tokens, as transformers caches it.
+        batched_tokens: tokens that a server computes in one step.
+        reserved_bytes: what such a server sets aside for a sequence of `REFERENCE_LENGTH` tokens,
+            in whole blocks; more than `cache_bytes` where layers see a window.
+        nothing_to_merge: why there are no fewer KV heads to have, if so.
         extra_attention: the paths of attentions outside the decoder's layers with as many KV heads,
             each with the reason why it cannot be converted like a layer, if there is one.
         window_layers: how many layers see a window of the context alone.
@@ -72,7 +79,11 @@ class Inspection:
     weight_bytes: int
     bytes_by_dtype: dict[str, int]
     kv_bytes_per_element: int
+    kv_dtype: str
     cache_bytes: int
+    batched_tokens: int
+    reserved_bytes: int
+    nothing_to_merge: str | None
     extra_attention: dict[str, str | None]
     window_layers: int
     state_elements: int
@@ -86,19 +97,34 @@ class Inspection:
         return next(c for c in self.choices if c.kv_heads == self.shape.num_key_value_heads)
 
 
-def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+def inspect_checkpoint(
+    checkpoint: Checkpoint, *, kv_dtype: str | None = None, batched_tokens: int | None = None
+) -> Inspection:
     """Describe a checkpoint without reading a weight.
+
+    Args:
+        checkpoint: what to describe.
+        kv_dtype: of the cache, a name that `cache_dtype` knows; that of the K projections by
+            default.
+        batched_tokens: tokens that a server computes in one step; 2,048 by default.
 
     Raises:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    width = kv_element_bytes(checkpoint)  # refuses what does not fit, with the tensors' own numbers
+    stored = kv_element_dtype(checkpoint)  # with a refusal where they do not fit
     shape, layout = shape_of(checkpoint.config), cache_layout(checkpoint.config)
+    width = DTYPE_BITS[stored] // 8
     sizes = planned_sizes(checkpoint)
+    cached = cache_dtype(stored if kv_dtype is None else kv_dtype)
+    step = BATCHED_TOKENS if batched_tokens is None else batched_tokens
+
+    def token(kv_heads: int) -> int:
+        """Bytes that a token leaves in one layer."""
+        return kv_heads * cached.bytes_per_head(layout.entry(kv_heads))
 
     def cache(kv_heads: int, length: int) -> int:
-        return kv_cache_bytes(layout, kv_heads=kv_heads, length=length, bytes_per_element=width)
+        return token(kv_heads) * layout.cached_tokens(length)
 
     cache_now = cache(shape.num_key_value_heads, REFERENCE_LENGTH)
 
@@ -109,6 +135,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
             kv_bytes_per_token=cache(kv_heads, 1),
             cache_bytes_saved=cache_now - cache(kv_heads, REFERENCE_LENGTH),
             weight_bytes_saved=checkpoint.weight_bytes - sizes.output_bytes[kv_heads],
+            tensor_parallel=tensor_parallel(shape.num_attention_heads, kv_heads),
         )
 
     def counts(of: CacheLayout) -> tuple[AttentionCounts, ...]:
@@ -123,8 +150,14 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         weight_bytes=checkpoint.weight_bytes,
         bytes_by_dtype=bytes_by_dtype(checkpoint),
         kv_bytes_per_element=width,
+        kv_dtype=cached.name,
         cache_bytes=cache_now,
         extra_attention={extra.module: extra.problem for extra in sizes.extra},
+        batched_tokens=step,
+        reserved_bytes=token(shape.num_key_value_heads)
+        * BLOCK
+        * layout.reserved_blocks(REFERENCE_LENGTH, BLOCK, step),
+        nothing_to_merge=nothing_to_merge(shape),
         window_layers=sum(window is not None for window in layout.windows),
         state_elements=layout.state_elements,
         choices=tuple(choice(kv_heads) for kv_heads in reversed(shape.valid_kv_heads)),

@@ -2,6 +2,10 @@
 
 DeepSeek-AI 2024, "DeepSeek-V2", section 2.1: the latent of d_c channels gives every head its keys
 and values through an up-projection, and d_R more channels carry the rotation for all heads.
+
+Where heads are counted beside a latent, they have all channels that they would have to cache, the
+d_R rotary ones of a key too: 128 + 64 and 128 for DeepSeek-V2, whose latent then takes as much as
+1.8 heads. The paper's own table leaves those 64 out and so has 2.25.
 """
 
 from collections.abc import Mapping
@@ -37,8 +41,12 @@ class Latent:
         """Cached for each token in each layer."""
         return self.rank + self.rope_dim
 
+    def kv_heads(self, shape: AttentionShape) -> float:
+        """With how many KV heads of this shape GQA would cache as much."""
+        return self.elements / (shape.head_dim + shape.value_head_dim)
+
     def groups(self, shape: AttentionShape) -> float:
-        """With how many KV heads GQA would cache as much, heads counted without d_R."""
+        """The same as DeepSeek-V2's table 1 counts, heads without d_R."""
         return self.elements / (shape.head_dim - self.rope_dim + shape.value_head_dim)
 
 

@@ -14,7 +14,7 @@ from upcycle.families import family_of, shape_of
 from upcycle.families.retargets.rules import target_config
 from upcycle.kvcache.latent import Latent, is_latent, latent_attention
 from upcycle.kvcache.states import state_elements
-from upcycle.kvcache.windows import attention_windows
+from upcycle.kvcache.windows import attends_in_chunks, attention_windows
 from upcycle.planning import check_kv_heads
 
 AttentionKind = Literal["MHA", "GQA", "MQA", "MLA"]
@@ -54,12 +54,14 @@ class CacheLayout:
             None for no limit.
         latent: of multi-head latent attention.
         state_elements: what other layers keep for each sequence, however long.
+        chunked: whether the windows are aligned chunks, which do not slide.
     """
 
     shape: AttentionShape
     windows: tuple[int | None, ...]
     latent: Latent | None = None
     state_elements: int = 0
+    chunked: bool = False
 
     @cached_property
     def layers_by_window(self) -> Mapping[int | None, int]:
@@ -94,7 +96,8 @@ class CacheLayout:
     def cached_tokens(self, length: int) -> int:
         """Tokens in the caches of all layers together after `length` tokens.
 
-        A layer with a window w keeps the w - 1 latest: with the next token they are the window.
+        A layer with a window w keeps the w - 1 latest, as transformers' cache does: with the next
+        token they are the window.
         """
         return sum(
             layers * (length if window is None else min(length, window - 1))
@@ -116,20 +119,27 @@ class CacheLayout:
             total += layers * (grows * (grows + 1) // 2 + (length - grows) * grows)
         return total
 
-    def cached_blocks(self, length: int, block: int) -> int:
-        """Blocks of `block` tokens in all layers together for a request of `length` tokens.
+    def reserved_blocks(self, length: int, block: int, batched_tokens: int) -> int:
+        """Blocks of `block` tokens in all layers together that a server sets aside for a request.
 
-        A window slides through its blocks, so that it may begin and end inside one.
+        In a step of prefill a layer with a window w holds the w - 1 latest tokens beside those that
+        the step computes. A sliding window may begin inside a block, which takes one more; chunks
+        begin with one. These are the blocks by which vLLM admits a request
+        (`max_admission_blocks_per_request` in its v1/kv_cache_interface.py).
+
+        Args:
+            length: tokens that the request may grow to.
+            block: tokens of one block.
+            batched_tokens: tokens that the server computes in one step.
         """
-        return sum(
-            layers * _touched_blocks(length, window, block)
-            for window, layers in self.layers_by_window.items()
-        )
 
+        def blocks(window: int | None) -> int:
+            if window is None:
+                return -(-length // block)
+            kept = window if self.chunked else window - 1
+            return -(-min(kept + batched_tokens, length) // block) + (not self.chunked)
 
-def _touched_blocks(length: int, window: int | None, block: int) -> int:
-    whole = -(-length // block)
-    return whole if window is None else min(whole, -(-(window - 1) // block) + 1)
+        return sum(layers * blocks(window) for window, layers in self.layers_by_window.items())
 
 
 ShapeSource = CacheLayout | AttentionShape | Mapping[str, Any] | str | Path
@@ -163,6 +173,7 @@ def cache_layout(source: ShapeSource) -> CacheLayout:
         state_elements=state_elements(
             target, num_layers=num_layers, attention_layers=shape.num_layers
         ),
+        chunked=attends_in_chunks(target),
     )
 
 

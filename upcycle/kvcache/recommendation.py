@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from upcycle.attention import AttentionShape
 from upcycle.kvcache.capacity import Fit
 from upcycle.kvcache.deployment import Deployment
 from upcycle.kvcache.layout import CacheLayout, ShapeSource, cache_layout
@@ -10,6 +11,10 @@ from upcycle.kvcache.layout import CacheLayout, ShapeSource, cache_layout
 # Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
 # Checkpoints", section 3.3: from 1 to 8 groups the speed of MQA is nearly kept.
 ENOUGH_GROUPS = 8
+_MOST_QUALITY = (
+    f"{ENOUGH_GROUPS} keep most of the quality at nearly the speed of one (Ainslie et al. 2023)"
+)
+_GO_LOWER = "ask for a batch to go lower"
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,11 @@ def recommend(
     smallest = useful[-1]
     if smallest.requests == 0:
         return Recommendation(None, _nothing_fits(deployment, smallest))
-    if layout.latent is not None:
-        return Recommendation(None, _latent(layout))
+    unmerged = _latent(layout) if now is None else nothing_to_merge(layout.shape)
+    if unmerged is not None:
+        return Recommendation(now, unmerged + _held(smallest, batch))
     if batch is None:
-        return _by_rule_of_thumb(now, deployment, useful)
+        return _by_rule_of_thumb(now or 1, deployment, useful)
     enough = [fit for fit in useful if fit.requests >= batch]
     if not enough:
         return Recommendation(
@@ -84,33 +90,51 @@ def _without_waste(layout: CacheLayout, fits: Sequence[Fit]) -> list[Fit]:
     return useful
 
 
-def _by_rule_of_thumb(
-    now: int | None, deployment: Deployment, useful: Sequence[Fit]
-) -> Recommendation:
+def _by_rule_of_thumb(now: int, deployment: Deployment, useful: Sequence[Fit]) -> Recommendation:
     enough = [fit for fit in useful if (fit.kv_heads or 0) >= ENOUGH_GROUPS]
     best = enough[-1] if enough else useful[0]
+    lower = useful[useful.index(best) + 1 :]
     split = deployment.gpus_per_copy
-    if best.kv_heads == now:
+    if useful[0] is best and best.kv_heads != now:
         reason = (
-            f"the model has no more already, and about {ENOUGH_GROUPS} keep most of the quality "
-            "(Ainslie et al. 2023); ask for a batch to go lower"
+            f"the model's {now} do not split over {split} GPUs, and no larger number below does"
         )
     elif best.kv_heads_per_gpu == 1:
-        reason = f"each of the {split} GPUs holds one KV head; fewer would be stored twice"
+        reason = f"each of the {split} GPUs holds one KV head; fewer save nothing more"
+    elif best.kv_heads != now:
+        reason = f"about {_MOST_QUALITY}"
+    elif now <= ENOUGH_GROUPS:
+        reason = f"the model has no more already, and about {_MOST_QUALITY}; {_GO_LOWER}"
     else:
-        reason = (
-            f"about {ENOUGH_GROUPS} keep most of the quality at nearly the speed of one "
-            "(Ainslie et al. 2023)"
-        )
+        next_lower = lower[0].kv_heads
+        reason = f"the next lower number is {next_lower}, and about {_MOST_QUALITY}; {_GO_LOWER}"
     return Recommendation(best.kv_heads, reason)
+
+
+def nothing_to_merge(shape: AttentionShape) -> str | None:
+    """Why a model cannot have fewer KV heads, as a sentence; None where it can."""
+    if shape.num_key_value_heads > 1:
+        return None
+    single = "one query head, " if shape.num_attention_heads == 1 else ""
+    return f"{single}already multi-query: nothing to merge"
+
+
+def _held(fit: Fit, batch: int | None) -> str:
+    if batch is None:
+        return ""
+    if fit.requests >= batch:
+        return f"; it holds the {batch:,} requests asked for"
+    return f"; it holds {fit.requests:,} of the {batch:,} requests asked for"
 
 
 def _latent(layout: CacheLayout) -> str:
     assert layout.latent is not None
-    groups = layout.latent.groups(layout.shape)
+    shape, latent = layout.shape, layout.latent
     return (
-        f"the model as it is: its latent takes as much as {groups:.3g} KV heads, and no conversion "
-        "leads from it to KV heads"
+        f"the model as it is: its latent takes as much as {latent.kv_heads(shape):.3g} KV heads of "
+        f"{shape.head_dim} + {shape.value_head_dim} channels, as its heads have "
+        f"({latent.groups(shape):.3g} KV heads without the {latent.rope_dim} rotary channels, as "
+        "DeepSeek-V2's paper counts), and no conversion leads from it to KV heads"
     )
 
 

@@ -58,8 +58,8 @@ class Weights:
         return -(-split // tensor_parallel) + kv_of_one_head * kv_heads_per_gpu
 
 
-def kv_element_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of one element of the K projections, the first layer's standing for all.
+def kv_element_dtype(checkpoint: Checkpoint) -> str:
+    """The safetensors dtype of the K projections, the first layer's standing for all.
 
     Raises:
         CheckpointError: the attention tensors contradict the config.
@@ -73,7 +73,7 @@ def kv_element_bytes(checkpoint: Checkpoint) -> int:
     name = family.tensor_names(shape.attention_layers[0], shape)[role]
     if isinstance(view, RetargetedCheckpoint):
         name = view.made[name].sources[0].name
-    return DTYPE_BITS[checkpoint.tensors[name].dtype] // 8
+    return checkpoint.tensors[name].dtype
 
 
 def weights_of(checkpoint: Checkpoint) -> Weights:
@@ -88,7 +88,8 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
     if is_latent(checkpoint.config):
         return Weights(checkpoint.weight_bytes)
     sizes = planned_sizes(checkpoint).output_bytes
-    return Weights(checkpoint.weight_bytes, kv_element_bytes(checkpoint), sizes)
+    width = DTYPE_BITS[kv_element_dtype(checkpoint)] // 8
+    return Weights(checkpoint.weight_bytes, width, sizes)
 
 
 def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:

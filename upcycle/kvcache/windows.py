@@ -166,7 +166,7 @@ def attention_windows(config: Mapping[str, Any], layers: tuple[int, ...]) -> tup
     Raises:
         FamilyError: a number or a list of the configuration makes no sense.
     """
-    found = _CLASSES.get(str(config.get("model_type")))
+    found = _class_of(config)
     if found is None or (found.switch and not config.get(found.switch)):
         return (None,) * len(layers)
     if config.get(found.key, found.window) is None:
@@ -179,3 +179,13 @@ def attention_windows(config: Mapping[str, Any], layers: tuple[int, ...]) -> tup
         return found.rule(settings, layer) if kind is None else bool(kind == found.kind)
 
     return tuple(window if is_local(layer) else None for layer in layers)
+
+
+def attends_in_chunks(config: Mapping[str, Any]) -> bool:
+    """Whether the windows of a raw `config.json` do not slide: they are aligned chunks."""
+    found = _class_of(config)
+    return found is not None and found.kind == _CHUNKS["kind"]
+
+
+def _class_of(config: Mapping[str, Any]) -> _Windows | None:
+    return _CLASSES.get(str(config.get("model_type")))

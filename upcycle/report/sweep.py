@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upcycle.kvcache.cache_dtype import cache_dtype
+from upcycle.kvcache.layout import Entry
 from upcycle.report.formatting import NBSP, binary_bytes, factor, integer
 from upcycle.report.page import write_page
 
@@ -115,9 +117,15 @@ def _slide(document: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _token_bytes(document: Mapping[str, Any], choice: Mapping[str, Any]) -> int:
-    counts = choice["counts"]
-    elements: int = counts["elements_per_token_and_layer"] * document["attention_layers"]
-    return elements * int(document["cache_bytes_per_element"])
+    entry = Entry(
+        choice["counts"]["kind"],
+        choice["counts"]["kv_heads"],
+        choice["counts"]["kv_heads"],
+        document["head_dim"],
+        document["value_head_dim"],
+    )
+    per_head = cache_dtype(document["kv_dtype"]).bytes_per_head(entry)
+    return per_head * entry.heads * int(document["attention_layers"])
 
 
 def _drift(value: float, identical: bool) -> str:

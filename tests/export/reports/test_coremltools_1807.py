@@ -17,7 +17,7 @@ from upcycle.export.graph import Function, Graph, Operation, TensorType, Weight
     [
         (499_000_000, set()),
         (501_000_000, {"weights-1GB"}),
-        (1_001_000_000, {"weights-1GB", "weights-2GB"}),
+        (1_001_000_000, {"weights-2GB"}),
     ],
 )
 def test_the_bytes_of_the_weights_have_a_budget(elements: int, broken: set[str]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from upcycle.export.interpreter.arguments import Arguments, Evaluation, computed
+from upcycle.export.interpreter.arguments import Arguments, Evaluation, broadcast, computed
 
 _WIDENED_AT_ONCE = 1 << 18  # elements: 1 MiB in fp32, which stays in a core's cache
 
@@ -20,17 +20,30 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear(given: Arguments) -> Tensor:
-    return _project(given.tensor("x"), given.stored("weight"), given.optional("bias"))
+    x, weight = given.tensor("x"), given.stored("weight")
+    given.expect((*x.shape[:-1], weight.shape[0]))
+    return _project(x, weight, given.optional("bias"))
 
 
 def _matmul(given: Arguments) -> Tensor:
     x, y = given.tensor("x"), given.tensor("y")
     x = x.mT if given.flag("transpose_x") else x
-    return x @ (y.mT if given.flag("transpose_y") else y)
+    y = y.mT if given.flag("transpose_y") else y
+    if min(x.ndim, y.ndim) > 1:
+        given.expect((*broadcast(x[..., :1, :1], y[..., :1, :1])[:-2], x.shape[-2], y.shape[-1]))
+    return x @ y
 
 
 def _einsum(given: Arguments) -> Tensor:
-    return torch.einsum(given.text("equation"), *map(computed, given.all_stored("values")))
+    equation, values = given.text("equation"), [*map(computed, given.all_stored("values"))]
+    letters, _, result = equation.replace(" ", "").partition("->")
+    sizes = {
+        letter: size
+        for term, value in zip(letters.split(","), values, strict=True)
+        for letter, size in zip(term, value.shape, strict=True)
+    }
+    given.expect([sizes[letter] for letter in result])
+    return torch.einsum(equation, *values)
 
 
 def _conv(given: Arguments) -> Tensor:
@@ -40,6 +53,12 @@ def _conv(given: Arguments) -> Tensor:
     strides, dilations = given.ints("strides", [1] * axes), given.ints("dilations", [1] * axes)
     groups = given.integer("groups", 1)
     before, after = _padding(given, x.shape[2:], kernel, strides, dilations)
+    spans = zip(x.shape[2:], before, after, kernel, strides, dilations, strict=True)
+    places = [
+        (size + sum(pads) - (width - 1) * dilation - 1) // stride + 1
+        for size, *pads, width, stride, dilation in spans
+    ]
+    given.expect((x.shape[0], weight.shape[0], *places))
     if groups == math.prod(kernel) == math.prod(strides) == 1 and not any(before + after):
         return _project(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
     pads = [pad for pair in zip(reversed(before), reversed(after), strict=True) for pad in pair]

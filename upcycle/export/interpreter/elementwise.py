@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from upcycle.export.interpreter.arguments import Arguments, Evaluation
+from upcycle.export.interpreter.arguments import Arguments, Evaluation, broadcast
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Evaluation:
@@ -15,7 +15,13 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Evaluation:
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Evaluation:
-    return lambda given: function(given.tensor("x"), given.tensor("y"))
+    def evaluate(given: Arguments) -> Tensor:
+        x, y = given.tensor("x"), given.tensor("y")
+        if x.shape != y.shape:
+            given.expect(broadcast(x, y))
+        return function(x, y)
+
+    return evaluate
 
 
 def _shifted(function: Callable[[Tensor], Tensor], epsilon: float) -> Evaluation:
@@ -44,7 +50,9 @@ def _prelu(given: Arguments) -> Tensor:
 
 
 def _select(given: Arguments) -> Tensor:
-    return torch.where(given.stored("cond").bool(), given.stored("a"), given.stored("b"))
+    parts = given.stored("cond").bool(), given.stored("a"), given.stored("b")
+    given.expect(broadcast(*parts))
+    return torch.where(*parts)
 
 
 def _threshold(given: Arguments) -> Tensor:

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from upcycle.conversion.memory import physical_memory
 from upcycle.errors import ExportError
 from upcycle.export.graph import Function, Graph, Literal, Operation, TensorType, Weight
 from upcycle.export.interpreter.arguments import Arguments, Evaluation, Value
 from upcycle.export.interpreter.compressed import COMPRESSED
 from upcycle.export.interpreter.contraction import CONTRACTIONS
 from upcycle.export.interpreter.elementwise import ELEMENTWISE
+from upcycle.export.interpreter.failure import evaluating
 from upcycle.export.interpreter.reduction import REDUCTIONS
 from upcycle.export.interpreter.shaping import SHAPING
-from upcycle.export.interpreter.values import literal_tensor, read_weight
+from upcycle.export.interpreter.values import TORCH_TYPES, literal_tensor, read_weight
 
 EVALUATIONS: Mapping[str, Evaluation] = (
     ELEMENTWISE | SHAPING | CONTRACTIONS | REDUCTIONS | COMPRESSED
@@ -61,9 +63,14 @@ class Loaded:
 
     Args:
         graph: of `read_graph`.
+
+    Raises:
+        ExportError: a value has a type that torch lacks, or takes more memory than there is.
     """
 
     def __init__(self, graph: Graph) -> None:
+        for name, function in graph.functions.items():
+            _check_types(name, function)
         self.graph = graph
         self._prepared: dict[str, Prepared] = {}
         self._shared: Shared = {}
@@ -99,7 +106,7 @@ class Loaded:
 
 def _prepare(name: str, function: Function, shared: Shared) -> Prepared:
     _check_operations(name, function)
-    constants = _Constants(function, shared)
+    constants = _Constants(name, function, shared)
     varying = [op for op in function.operations if not constants.add(op)]
     last = {value: op for op in varying for value in op.operands}
     steps = tuple(
@@ -132,6 +139,28 @@ def _check_operations(name: str, function: Function) -> None:
         )
 
 
+def _check_types(name: str, function: Function) -> None:
+    """See that torch has the types of all values, and this machine the memory for each."""
+    memory = physical_memory()
+    made = {output for op in function.operations if op.type != "const" for output in op.outputs}
+    values = {key: function.types[key] for key in (*function.inputs, *made)}
+    values |= function.states
+    for key, declared in values.items():
+        if declared.dtype not in TORCH_TYPES:
+            raise ExportError(
+                f"the value {key!r} has the type {declared.dtype}, which the interpreter lacks",
+                where=f"function {name!r}",
+                fix="check a package of `upcycle export`, whose types it knows",
+            )
+        if declared.elements * TORCH_TYPES[declared.dtype].itemsize > memory:
+            raise ExportError(
+                f"the value {key!r} of shape {list(declared.shape)} takes {declared.nbytes:,} B, "
+                f"and this machine has {memory:,}",
+                where=f"function {name!r}",
+                fix="make the package again, or check it on a larger machine",
+            )
+
+
 def _written_next(operations: list[Operation]) -> str | None:
     """The state that the first of these operations' result is written to before any other use."""
     result = operations[0].outputs[0]
@@ -145,16 +174,17 @@ def _written_next(operations: list[Operation]) -> str | None:
 class _Constants:
     """Collects the constants of one function."""
 
-    def __init__(self, function: Function, shared: Shared) -> None:
+    def __init__(self, name: str, function: Function, shared: Shared) -> None:
         self.values: dict[str, Value] = {}
+        self._name = name
         self._function = function
         self._shared = shared
         self._keys: dict[str, object] = {}
-        for name, literal in function.literals.items():
-            self._keys[name] = (literal, function.types[name])
-            self.values[name] = _literal(name, literal, function.types[name])
-        for name, weight in function.weights.items():
-            self._add_weight(name, weight, function.types[name])
+        for key, literal in function.literals.items():
+            self._keys[key] = (literal, function.types[key])
+            self.values[key] = _literal(key, literal, function.types[key])
+        for key, weight in function.weights.items():
+            self._add_weight(key, weight, function.types[key])
 
     def add(self, op: Operation) -> bool:
         """Whether an operation makes constants; if so, they are kept."""
@@ -178,8 +208,12 @@ class _Constants:
 
     def _decompressed(self, op: Operation) -> tuple[Value, ...]:
         types = tuple(self._function.types[name] for name in op.outputs)
-        found = EVALUATIONS[op.type](Arguments(op, self.values, types))
-        return found if isinstance(found, tuple) else (found,)
+        with evaluating(self._name, op):
+            given = Arguments(op, self.values, types)
+            found = EVALUATIONS[op.type](given)
+            results = found if isinstance(found, tuple) else (found,)
+            given.check_results(results)
+        return results
 
 
 def _literal(name: str, literal: Literal, tensor_type: TensorType) -> Value:

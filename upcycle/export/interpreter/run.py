@@ -11,7 +11,8 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.export.graph import Operation, TensorType
-from upcycle.export.interpreter.arguments import Arguments, Value
+from upcycle.export.interpreter.arguments import Arguments, Value, fits
+from upcycle.export.interpreter.failure import ProgramError, evaluating
 from upcycle.export.interpreter.prepare import EVALUATIONS, Loaded, Step
 from upcycle.export.interpreter.shaping import update_slice
 from upcycle.export.interpreter.values import TORCH_TYPES
@@ -42,6 +43,7 @@ class Interpreter:
             for name, state in function.states.items():
                 self.states[name] = torch.zeros(_sizes(state), dtype=self._kept_as(state.dtype))
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Fill the states with zeros."""
         for state in self.states.values():
@@ -63,6 +65,7 @@ class Interpreter:
             Its outputs by name.
 
         Raises:
+            ProgramError: an operation asks for what is not there.
             ExportError: there is no such function, an operation of it is not known, an input is
                 missing or has another shape, or a constant cannot be read.
         """
@@ -71,7 +74,8 @@ class Interpreter:
         for key in prepared.function.inputs:
             values[key] = self._input(key, prepared.function.types[key], inputs)
         for step in prepared.steps:
-            results = self._evaluate(step, values)
+            with evaluating(name, step.operation):
+                results = self._evaluate(step, values)
             for key, result in zip(step.operation.outputs, results, strict=True):
                 values[key] = result
             for key in step.dying:
@@ -80,7 +84,7 @@ class Interpreter:
 
     def _input(self, name: str, declared: TensorType, inputs: Mapping[str, Tensor]) -> Tensor:
         shape = tuple(inputs[name].shape) if name in inputs else None
-        if shape is None or not _fits(shape, declared):
+        if shape is None or not fits(shape, declared):
             raise ExportError(
                 f"input {name!r} has the shape {shape}"
                 if shape is not None
@@ -95,13 +99,18 @@ class Interpreter:
         if op.type == "read_state":
             return (self.states[op.inputs["input"][0]],)
         if op.type == "write_state":
-            self.states[op.inputs["input"][0]] = values.tensor(op.inputs["data"][0])
+            name, content = op.inputs["input"][0], values.tensor(op.inputs["data"][0])
+            if content.shape != self.states[name].shape:
+                old, new = list(self.states[name].shape), list(content.shape)
+                raise ProgramError(f"the state {name!r} of shape {old} would become {new}")
+            self.states[name] = content.to(self.states[name].dtype)
             return ()
         given = Arguments(op, values, step.types)
         if step.into and self._can_overwrite(step, values):
             return (update_slice(given.stored("x"), given),)
         found = EVALUATIONS[op.type](given)
         results = found if isinstance(found, tuple) else (found,)
+        given.check_results(results)
         if self.observe:
             for result in results:
                 if result.is_floating_point():
@@ -141,6 +150,8 @@ class _Values(dict[str, Value]):
         self._constants = constants
 
     def __missing__(self, key: str) -> Value:
+        if key not in self._constants:
+            raise ProgramError(f"{key!r} is read before it is made")
         return self._constants[key]
 
     def varying(self) -> list[tuple[str, Value]]:
@@ -149,7 +160,8 @@ class _Values(dict[str, Value]):
 
     def tensor(self, key: str) -> Tensor:
         value = self[key]
-        assert isinstance(value, Tensor), key
+        if not isinstance(value, Tensor):
+            raise ProgramError(f"{key!r} is the word {value!r}, no tensor")
         return value
 
 
@@ -159,9 +171,3 @@ def _memory(value: Value) -> int | None:
 
 def _sizes(declared: TensorType) -> list[int]:
     return [size or 0 for size in declared.shape]
-
-
-def _fits(shape: tuple[int, ...], declared: TensorType) -> bool:
-    return len(shape) == len(declared.shape) and all(
-        expected in (None, size) for size, expected in zip(shape, declared.shape, strict=True)
-    )

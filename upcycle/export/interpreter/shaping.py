@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from upcycle.errors import ExportError
 from upcycle.export.interpreter.arguments import Arguments, Evaluation
+from upcycle.export.interpreter.failure import ProgramError
 
 _SCATTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "update": lambda old, new: new,
@@ -20,21 +20,37 @@ _SCATTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def select_slice(x: Tensor, given: Arguments) -> Tensor:
+def select_slice(x: Tensor, given: Arguments, *, inside: bool = False) -> Tensor:
     """The part of x that `begin`, `end`, `stride` and their masks name, squeezed axes kept.
 
     It is a view of x as long as no stride is negative.
+
+    Args:
+        x: what the places are of.
+        given: the operands.
+        inside: whether all places must be inside x; those outside are left out otherwise.
+
+    Raises:
+        ProgramError: a place that must be inside x is not.
     """
-    begin, end = given.ints("begin"), given.ints("end")
-    stride = given.ints("stride", [1] * x.ndim)
+    begin, end = given.per_axis("begin", x.ndim), given.per_axis("end", x.ndim)
+    stride = given.per_axis("stride", x.ndim, [1] * x.ndim)
     from_start, to_end, single = (
         given.flags(key, x.ndim) for key in ("begin_mask", "end_mask", "squeeze_mask")
     )
     for axis in range(x.ndim):
         size, step = x.shape[axis], stride[axis]
         if single[axis]:  # only `begin` counts
-            x = x.narrow(axis, begin[axis] % size, 1)
+            only = _from_front(begin[axis], size)
+            _check_places(axis, size, only, only + 1)
+            x = x.narrow(axis, only, 1)
             continue
+        if step == 0:
+            raise ProgramError(f"its stride on axis {axis} is 0")
+        if inside:
+            first = 0 if from_start[axis] else _from_front(begin[axis], size)
+            last = size if to_end[axis] else _from_front(end[axis], size)
+            _check_places(axis, size, first, last)
         chosen = slice(
             None if from_start[axis] else begin[axis], None if to_end[axis] else end[axis], step
         )
@@ -46,6 +62,19 @@ def select_slice(x: Tensor, given: Arguments) -> Tensor:
     return x
 
 
+def _check_places(axis: int, size: int, begin: int, end: int) -> None:
+    """See that the slots from `begin` to before `end` exist, both counted from the front."""
+    if not 0 <= begin <= end <= size:
+        raise ProgramError(
+            f"it names the slots {begin} .. {end - 1} of axis {axis}, which has 0 .. {size - 1}"
+        )
+
+
+def _from_front(place: int, size: int) -> int:
+    """A place from the front; a negative one counts from the end."""
+    return place + size if place < 0 else place
+
+
 def _slice_by_index(given: Arguments) -> Tensor:
     x = given.stored("x")
     axes = [axis for axis, single in enumerate(given.flags("squeeze_mask", x.ndim)) if single]
@@ -54,15 +83,30 @@ def _slice_by_index(given: Arguments) -> Tensor:
 
 def _slice_by_size(given: Arguments) -> Tensor:
     x = given.stored("x")
-    for axis, (begin, size) in enumerate(zip(given.ints("begin"), given.ints("size"), strict=True)):
-        x = x.narrow(axis, begin, x.shape[axis] - begin if size == -1 else size)
+    begins, sizes = given.per_axis("begin", x.ndim), given.per_axis("size", x.ndim)
+    for axis, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
+        whole = x.shape[axis]
+        first = _from_front(begin, whole)
+        last = whole if size == -1 else first + size
+        _check_places(axis, whole, first, last)
+        x = x.narrow(axis, first, last - first)
     return x
 
 
 def update_slice(x: Tensor, given: Arguments) -> Tensor:
-    """Return x with the named part replaced, in place."""
-    part = select_slice(x, given)
-    part.copy_(given.stored("update").reshape(part.shape))
+    """Return x with the named part replaced, in place.
+
+    Raises:
+        ProgramError: the part is outside x, or the update has another shape.
+    """
+    part, update = select_slice(x, given, inside=True), given.stored("update")
+    axes = [axis for axis, single in enumerate(given.flags("squeeze_mask", x.ndim)) if single]
+    if update.shape != part.squeeze(axes).shape:
+        raise ProgramError(
+            f"an update of shape {list(update.shape)} does not fit the part "
+            f"{list(part.shape)} that it replaces"
+        )
+    part.copy_(update.reshape(part.shape))
     return x
 
 
@@ -108,6 +152,8 @@ def _pad(given: Arguments) -> Tensor:
     x, pads = given.stored("x"), given.ints("pad")
     pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]  # of the last axes, in order
     flat = [size for pair in reversed(pairs) for size in pair]
+    sides = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+    given.expect([size + sum(side) for size, side in zip(x.shape, sides, strict=True)])
     mode = given.text("mode", "constant")
     if mode == "constant":
         return functional.pad(x, flat, value=given.number("constant_val", 0.0))
@@ -126,17 +172,30 @@ def _band_part(given: Arguments) -> Tensor:
 def _one_hot(given: Arguments) -> Tensor:
     on = given.stored("on_value") if "on_value" in given else torch.tensor(1)
     off = given.stored("off_value") if "off_value" in given else torch.tensor(0)
-    classes = torch.arange(given.integer("one_hot_vector_size"))
     indices, axis = given.stored("indices"), given.integer("axis", -1)
+    count = given.integer("one_hot_vector_size")
+    place = axis % (indices.ndim + 1)
+    given.expect((*indices.shape[:place], count, *indices.shape[place:]))
+    classes = torch.arange(count)
     return torch.where(indices[..., None] == classes, on, off).movedim(-1, axis)
 
 
 def _fill(given: Arguments) -> Tensor:
+    given.expect(given.ints("shape"))
     return given.stored("value").reshape(()).expand(given.ints("shape"))
 
 
 def _range(given: Arguments) -> Tensor:
-    return torch.arange(*(given.stored(key).item() for key in ("start", "end", "step")))
+    start, end, step = (given.stored(key).item() for key in ("start", "end", "step"))
+    given.expect([max(0, math.ceil((end - start) / step))])
+    return torch.arange(start, end, step)
+
+
+def _tile(given: Arguments) -> Tensor:
+    x = given.stored("x")
+    reps = given.per_axis("reps", x.ndim)
+    given.expect([size * times for size, times in zip(x.shape, reps, strict=True)])
+    return x.repeat(reps)
 
 
 def _reverse(given: Arguments) -> Tensor:
@@ -165,10 +224,8 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
     indices = indices.long()
     wrapped = torch.where(indices < 0, indices + size, indices)
     if wrapped.numel() and not 0 <= int(wrapped.min()) <= int(wrapped.max()) < size:
-        raise ExportError(
-            f"an index of {int(indices.min())} .. {int(indices.max())} is outside 0 .. {size - 1}",
-            where="a gather or scatter of the program",
-            fix="export the model again, or give tokens of its vocabulary",
+        raise ProgramError(
+            f"an index of {int(indices.min())} .. {int(indices.max())} is outside 0 .. {size - 1}"
         )
     return wrapped
 
@@ -203,7 +260,12 @@ def _scattered(x: Tensor, places: list[Tensor], given: Arguments) -> Tensor:
     where = tuple(places)
     if mode == "add":  # the same element may be named more than once
         return result.index_put_(where, updates.to(x.dtype), accumulate=True)
-    result[where] = _SCATTERS[mode](result[where], updates).to(x.dtype)
+    if mode not in _SCATTERS:
+        raise ProgramError(f"its mode is {mode!r}")
+    made = _SCATTERS[mode](result[where], updates).to(x.dtype)
+    result[where] = made
+    if not torch.equal(result[where].nan_to_num(), made.nan_to_num()):
+        raise ProgramError("it gives one element two values, in no order")
     return result
 
 
@@ -254,6 +316,6 @@ SHAPING: dict[str, Evaluation] = {
     "split": _split,
     "squeeze": _squeeze,
     "stack": lambda given: torch.stack(given.all_stored("values"), given.integer("axis")),
-    "tile": lambda given: given.stored("x").repeat(given.ints("reps")),
+    "tile": _tile,
     "transpose": lambda given: given.stored("x").permute(given.ints("perm")),
 }

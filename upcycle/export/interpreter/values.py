@@ -36,8 +36,8 @@ def read_weight(weight: Weight, tensor_type: TensorType) -> Tensor:
     Raises:
         ExportError: the file is missing or shorter than the program says, or the type is unknown.
     """
-    shape, dtype = _known_shape(tensor_type), tensor_type.dtype
-    where = f"{weight.file}, offset {weight.offset}"
+    where, dtype = f"{weight.file}, offset {weight.offset}", tensor_type.dtype
+    shape = _known_shape(tensor_type, where)
     if not weight.file.is_file():
         raise ExportError("the weight file is missing", where=where, fix=_REMAKE)
     start = _begin(weight, tensor_type, where)
@@ -59,7 +59,7 @@ def literal_tensor(values: Sequence[float], tensor_type: TensorType, name: str) 
     Raises:
         ExportError: it has a type that cannot be read.
     """
-    shape = _known_shape(tensor_type)
+    shape = _known_shape(tensor_type, name)
     if tensor_type.dtype not in TORCH_TYPES or len(values) != math.prod(shape):
         raise ExportError(
             f"a constant of type {tensor_type.dtype} cannot be read", where=name, fix=_REMAKE
@@ -107,8 +107,11 @@ def _begin(weight: Weight, tensor_type: TensorType, where: str) -> int:
     return begin
 
 
-def _known_shape(tensor_type: TensorType) -> tuple[int, ...]:
-    return tuple(size or 0 for size in tensor_type.shape)
+def _known_shape(tensor_type: TensorType, where: str) -> tuple[int, ...]:
+    sizes = tuple(size for size in tensor_type.shape if size is not None)
+    if len(sizes) < len(tensor_type.shape):
+        raise ExportError("a constant has a dynamic shape", where=where, fix=_REMAKE)
+    return sizes
 
 
 _REMAKE = "make the package again"

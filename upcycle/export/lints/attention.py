@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from upcycle.export.graph import Function, Operation
-from upcycle.export.kv_flow import VIEWS, contracted
+from upcycle.export.kv_flow import REFORMS, VIEWS, contracted
 from upcycle.export.lints.finding import Found, Lint
 
 _MOVES_NOTHING = VIEWS | {"slice_by_index", "slice_update", "read_state", "split", "tile"}
@@ -25,15 +25,28 @@ def _tiled_other(function: Function) -> Iterator[Found]:
 
 
 def _copied_kv(function: Function) -> Iterator[Found]:
+    """Copies that attention reads; what replaces a state is told of the state."""
+    replacing = {name for _, value in function.kv.rewrites for name in _behind(function, value)}
     for op in function.operations:
         name = op.outputs[0] if op.outputs else ""
         if (
             name in function.kv.values
+            and name not in replacing
             and name not in function.kv.in_place
             and op.type not in _MOVES_NOTHING
             and function.types[name].elements >= _smallest_cache(function)
         ):
             yield name, f"a {op.type} writes {_size(function, op)} of cached keys or values anew"
+
+
+def _behind(function: Function, name: str) -> Iterator[str]:
+    """A value and what it is a view or another layout of."""
+    made = function.producers.get(name)
+    yield name
+    while made and made.type in REFORMS:
+        (name,) = made.inputs["x"]
+        yield name
+        made = function.producers.get(name)
 
 
 def _fused(function: Function) -> Iterator[Found]:

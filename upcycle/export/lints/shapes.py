@@ -1,5 +1,6 @@
 """Lints of shapes and of compressed weights."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from upcycle.export.graph import Function
@@ -8,6 +9,7 @@ from upcycle.export.lints.finding import Found, Lint
 _HIGHEST_RANK = 4
 _ROW_BYTES = 64
 _MOST_PADDING = 2**20
+_LONGEST = 65_536
 _BLOCKED = "constexpr_blockwise_shift_scale"
 _PALETTE = "constexpr_lut_to_dense"
 
@@ -29,11 +31,15 @@ def _high_rank(function: Function) -> Iterator[Found]:
 
 
 def _padded(function: Function) -> Iterator[Found]:
-    """Rows take whole lines of 64 bytes: a last axis of one fp16 element costs 32 times as much."""
+    """Rows take whole lines of 64 bytes: a last axis of one fp16 element costs 32 times as much.
+
+    What lies in a state is told of the state (`state-size`).
+    """
+    in_states = function.kv.in_place if function.states else frozenset()
     for op in function.operations:
         if op.type == "const" or _is_constexpr(op.type):
             continue
-        for name in op.outputs:
+        for name in (name for name in op.outputs if name not in in_states):
             tensor = function.types[name]
             row = (tensor.shape[-1] or 0) * tensor.bits // 8 if tensor.shape else 0
             if 0 < row < _ROW_BYTES:
@@ -42,12 +48,12 @@ def _padded(function: Function) -> Iterator[Found]:
                     yield name, f"{padding:,} B of padding: its last axis has {row} B"
 
 
-def _longer_than(limit: int) -> Callable[[Function], Iterator[Found]]:
+def _longer_than(limit: int, up_to: float = math.inf) -> Callable[[Function], Iterator[Found]]:
     def check(function: Function) -> Iterator[Found]:
         for op in function.operations:
             for name in () if op.type == "const" else op.outputs:
                 longest = max((size or 0 for size in function.types[name].shape), default=0)
-                if longest > limit:
+                if limit < longest <= up_to:
                     yield name, f"a {op.type} with an axis of {longest:,}"
 
     return check
@@ -93,14 +99,14 @@ SHAPE_LINTS = (
     Lint(
         "axis-65536",
         "warning",
-        _longer_than(65_536),
+        _longer_than(_LONGEST),
         "split it (an output layer into several): reports of the Neural Engine's limit differ, "
         "and this is beyond all of them",
     ),
     Lint(
         "axis-16384",
         "note",
-        _longer_than(16_384),
+        _longer_than(16_384, _LONGEST),
         "split it if the Neural Engine refuses: reports of its limit say 16,384 or 65,536",
     ),
     Lint(

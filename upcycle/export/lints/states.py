@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from upcycle.export.graph import Function
-from upcycle.export.kv_flow import VIEWS
+from upcycle.export.kv_flow import REFORMS, VIEWS
 from upcycle.export.lints.finding import Found, Lint
 
 _MOST_STATES = 2
 _MULTIPLE = 32
-_COMPUTED_FREELY = VIEWS | {"cast", "transpose"}
+_NO_MULTIPLE = f"no multiple of {_MULTIPLE}"
 
 
 def _unwritten(function: Function) -> Iterator[Found]:
@@ -23,21 +23,35 @@ def _too_many(function: Function) -> Iterator[Found]:
 
 
 def _misaligned(function: Function) -> Iterator[Found]:
+    """The last two axes of a state, which are laid out in memory; those before may be of any size.
+
+    A state of 8 planes of 256 x 256 ran on the Neural Engine, and one of 270 x 270 did not.
+    """
     for name, state in function.states.items():
-        length = state.shape[-2] if len(state.shape) > 1 else state.shape[-1]
-        if length is not None and length % _MULTIPLE:
-            yield name, f"its axis before the last has {length} entries"
+        odd = [size for size in state.shape[-2:] if size not in (None, 1) and size % _MULTIPLE]
+        if odd:
+            of = [size or "?" for size in state.shape]
+            yield name, f"{' and '.join(map(str, odd))} of its axes {of} {_NO_MULTIPLE}"
+
+
+def _misaligned_heads(function: Function) -> Iterator[Found]:
+    for name in () if function.states else function.kv.cache_inputs:
+        width = function.types[name].shape[-1]
+        if width is not None and width % _MULTIPLE:
+            yield name, f"heads of {width} channels: {_NO_MULTIPLE}"
 
 
 def _rewritten(function: Function) -> Iterator[Found]:
+    shifted = {state for state, _ in _shifted(function)}
     for state, _ in function.kv.rewrites:
-        yield state, f"all {function.states[state].nbytes:,} B of it are written anew"
+        if state not in shifted:
+            yield state, f"all {function.states[state].nbytes:,} B of it are written anew"
 
 
 def _shifted(function: Function) -> Iterator[Found]:
     for state, value in function.kv.rewrites:
         made = function.producers.get(value)
-        while made and made.type in _COMPUTED_FREELY:
+        while made and made.type in REFORMS:
             made = function.producers.get(made.inputs["x"][0])
         if made and made.type == "concat":
             yield state, "it is shifted: a slice of it and the new entries, joined"
@@ -107,7 +121,14 @@ STATE_LINTS = (
         "state-size",
         "warning",
         _misaligned,
-        "use a context that is a multiple of 32",
+        "use a context that is a multiple of 32; heads that are none stay: export those with "
+        "--kv-cache read-only, which has no states, if the Neural Engine fails (coremltools#2631)",
+    ),
+    Lint(
+        "head-size",
+        "note",
+        _misaligned_heads,
+        "none known; if it leaves the Neural Engine, take another model",
     ),
     Lint(
         "run-time-index",

@@ -8,6 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.checks import Check
+from upcycle.export.interpreter.failure import ProgramError
 from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.parity.apple import has_core_ml
 from upcycle.export.parity.chain import core_ml_runner
@@ -94,17 +96,21 @@ def check_program(
     def step(note: str) -> None:
         watch(Progress("check-export", next(steps), last, "steps", note))
 
-    found, prefilled = [], 0
+    found, broken, prefilled = [], [], 0
     for name, half in _HALF.items():
         probe = OverflowProbe(program.graph.functions.values())
         step(f"{name} arithmetic")
-        outputs = run_program(
-            program, Interpreter(program.loaded, half=half, observe=probe.observe), tokens
-        )
         other = None
-        if against is not None:
-            step(f"{name} arithmetic, the other package")
-            other = run_program(against, Interpreter(against.loaded, half=half), tokens)
+        try:
+            outputs = run_program(
+                program, Interpreter(program.loaded, half=half, observe=probe.observe), tokens
+            )
+            if against is not None:
+                step(f"{name} arithmetic, the other package")
+                other = run_program(against, Interpreter(against.loaded, half=half), tokens)
+        except ProgramError as error:
+            broken.append(Check(f"{name}: the program runs", 1, 0, f"{error.where}: {error.what}"))
+            continue
         prefilled = outputs.prefilled
         found.append(compared(name, reference, outputs, other, probe, exact=not half))
     if has_core_ml():
@@ -115,7 +121,7 @@ def check_program(
     step("")
     compressed = bool(reference.replaced)
     checks = [check for each in found for check in rules(each, max_kl, compressed=compressed)]
-    return ExportCheck(found, checks, len(tokens), prefilled, reference.replaced)
+    return ExportCheck(found, broken + checks, len(tokens), prefilled, reference.replaced)
 
 
 def compared(

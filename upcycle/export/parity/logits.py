@@ -42,12 +42,19 @@ class Difference:
     @property
     def relative(self) -> float:
         """The largest difference as a part of the logits' range."""
-        return self.maximum / self.logit_range
+        return _part(self.maximum, self.logit_range)
 
     @property
     def typical_relative(self) -> float:
         """The typical difference likewise."""
-        return self.typical / self.logit_range
+        return _part(self.typical, self.logit_range)
+
+
+def _part(difference: float, whole: float) -> float:
+    """A part of a range; logits that are all the same have none."""
+    if whole == 0:
+        return math.inf if difference else 0.0
+    return difference / whole
 
 
 def compare_logits(reference: Tensor, other: Tensor, excused: Tensor | None = None) -> Difference:

@@ -15,6 +15,7 @@ from upcycle.export.hashes import check_hashes
 from upcycle.export.interpreter.prepare import Loaded
 from upcycle.export.noted import required_manifest
 from upcycle.export.parity.feeding import Feed, Runner
+from upcycle.export.parity.interface import check_interface
 from upcycle.export.signature import DECODE, INPUT_IDS, LOGITS, PREFILL
 
 END = 16  # tokens checked at the end of the context
@@ -92,6 +93,7 @@ class Program(Exported):
                 where=str(package),
                 fix=f"name their folder, {package.absolute().parent}",
             )
+        check_interface(graph, manifest, str(package))
         check_hashes(package)
         return cls(package, graph, manifest, Loaded(graph))
 

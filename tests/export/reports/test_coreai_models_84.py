@@ -1,0 +1,27 @@
+"""apple/coreai-models#84: prefill of more than 16 tokens into states differs from run to run.
+
+Seen on macOS with dynamic shapes; calls of up to 16 tokens were steady.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from upcycle.export.coreml import ExportResult
+from upcycle.export.decoder import DecoderShape
+from upcycle.export.options import ExportOptions
+from upcycle.export.risks import device_notes
+
+SHAPE = DecoderShape(2, 4, 2, 64, 64, 15, {"causalMask": None})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "kv_cache", "told"),
+    [(None, "state", False), (16, "state", False), (17, "state", True), (17, "read-only", False)],
+)
+def test_a_longer_prefill_is_told(prefill: int | None, kv_cache: str, told: bool) -> None:
+    options = ExportOptions(prefill=prefill, kv_cache=kv_cache)
+    result = ExportResult(Path("model.aimodel"), SHAPE, options, {}, {})
+    notes = device_notes(result, core_ai=True)
+    assert [f"prefill of {prefill} tokens" in note for note in notes] == [True] * told
+    assert all("apple/coreai-models#84" in note for note in notes)
