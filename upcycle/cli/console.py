@@ -20,6 +20,8 @@ from upcycle.progress import Watcher, ignore
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from upcycle.training.team import Team
+
 EXIT_CHECK_FAILED = 1
 EXIT_BAD_REQUEST = 2
 EXIT_OUR_BUG = 70
@@ -77,15 +79,24 @@ class Outcome:
     passed: bool = True
 
 
-def command(name: str, **settings: Any) -> Callable[..., Any]:
-    """Register a function `(console, ...) -> Outcome` as a subcommand with the shared options."""
+def command(name: str, *, together: bool = False, **settings: Any) -> Callable[..., Any]:
+    """Register a function `(console, ...) -> Outcome` as a subcommand with the shared options.
+
+    Args:
+        name: of the subcommand.
+        together: whether the processes that `torchrun` starts share its work; they then end with
+            the first one's exit code, and its message is the only one.
+        settings: for typer.
+    """
 
     def register(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         @functools.wraps(function)
         def run(*, json_: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
             first = _is_first_process()
             console = Console(json=json_ and first, quiet=quiet or not first)
-            raise typer.Exit(_run(console, debug, lambda: function(console, **arguments)))
+            team = _team() if together else None
+            code = _run(console, debug, lambda: function(console, **arguments), team)
+            raise typer.Exit(code if team is None else team.end(code))
 
         signature = inspect.signature(function)
         own = list(signature.parameters.values())[1:]
@@ -115,7 +126,21 @@ def _is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
+def _team() -> "Team | None":
+    from upcycle.training.team import team
+
+    return team()
+
+
+def _complain(text: str, team: "Team | None") -> None:
+    """Print an error, but for one that the first process of a team tells already."""
+    if team is None or team.is_first or not team.has_ended():
+        print(text, file=sys.stderr)
+
+
+def _run(
+    console: Console, debug: bool, function: Callable[[], Outcome], team: "Team | None" = None
+) -> int:
     try:
         outcome = function()
         if console.json:
@@ -125,10 +150,10 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     except UpcycleError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}", team)
         return EXIT_BAD_REQUEST
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _complain("interrupted", team)
         return 130
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough; the interpreter must not flush into it.
@@ -137,11 +162,11 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     except Exception as error:
         if debug:
             raise
-        print(
+        _complain(
             f"internal error: {type(error).__name__}: {error}\n"
             "  where: inside upcycle; this is our bug\n"
             "  fix: run again with --debug and report the traceback",
-            file=sys.stderr,
+            team,
         )
         return EXIT_OUR_BUG
     return 0 if outcome.passed else EXIT_CHECK_FAILED

@@ -8,7 +8,7 @@ import typer
 
 from upcycle.cli.arguments import Overwrite
 from upcycle.cli.console import Console, Outcome, command
-from upcycle.errors import RecipeError, TrainingError
+from upcycle.errors import RecipeError
 from upcycle.recipe.loading import load_recipe
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
@@ -18,7 +18,7 @@ Overrides = Annotated[
 ]
 
 
-@command("train", epilog="Example: upcycle train recipes/demo.yaml train.steps=20")
+@command("train", together=True, epilog="Example: upcycle train recipes/demo.yaml train.steps=20")
 def train_command(
     console: Console,
     recipe_file: RecipeFile,
@@ -37,28 +37,12 @@ def train_command(
         raise RecipeError(
             "the recipe has no train section", where=str(recipe_file), fix="add one to train"
         )
-    converted = recipe.output / "converted"
-    if not converted.is_dir():
-        raise TrainingError(
-            f"there is no converted checkpoint {converted}",
-            where=str(recipe.output),
-            fix=f"run `upcycle convert {recipe.source} {converted} "
-            f"--kv-heads {recipe.convert.kv_heads}`, or `upcycle run {recipe_file}`",
-        )
-    from upcycle.checkpoint.reader import resolve
-    from upcycle.training.loop import uptrain
+    from upcycle.pipeline.training import train
 
     with console.progress() as watch:
-        result = uptrain(
-            converted,
-            resolve(recipe.source),
-            recipe.train,
-            recipe.output / "uptrained",
-            recipe.output / "training",
-            resume=resume,
-            overwrite=overwrite,
-            watch=watch,
-        )
+        result = train(recipe, resume=resume, overwrite=overwrite, watch=watch)
+    if result is None:
+        return Outcome({})
     for note in result.notes:
         console.print(note)
     console.table(

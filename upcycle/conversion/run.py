@@ -133,6 +133,7 @@ def convert(
     }
     with staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder:
         rows = text.rows(checkpoint, todo)
+        texts = {} if rows is None else {"text": text.hashes()}
         read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
         request = _request(opened, todo, {**options, **read})
         journal = Journal(folder, request, resume=resume)
@@ -162,7 +163,7 @@ def convert(
         manifest = write_manifest(
             folder,
             stage="convert",
-            source={**_source_record(opened, work.source_hashes, sha256), **read},
+            source={**_source_record(opened, work.source_hashes, sha256), **read, **texts},
             options=options,
             libraries=LIBRARIES,
             result={"files": hash_folder(folder, known=work.output_hashes), "layers": layers},

@@ -17,6 +17,7 @@ from upcycle.export.coreml import SUFFIX
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.families import shape_of
 from upcycle.pipeline.layout import Layout, check_inputs
+from upcycle.pipeline.training import check_teacher, teacher_of
 from upcycle.recipe.schema import ExportRecipe, Recipe
 from upcycle.training.facts import check_text
 
@@ -31,8 +32,10 @@ def request_checks(
         source: the folder of its source.
         inputs: files that the output must not touch beside those that the recipe names.
     """
-    mine = [source, *recipe.texts, *inputs]
     training, exported = recipe.train, recipe.export
+    mine = [source, *recipe.texts, *inputs]
+    if training is not None and training.teacher is not None:
+        mine.append(teacher_of(recipe))
     checks = [
         ("inputs and output", lambda: _inputs(recipe, mine)),
         ("conversion", lambda: _conversion(recipe, source)),
@@ -42,6 +45,8 @@ def request_checks(
         checks.append(("export", lambda: _export(exported, recipe.output)))
     checks.append(("evaluation text", lambda: _evaluation_text(recipe, source)))
     if training is not None:
+        if training.teacher is not None:
+            checks.append(("teacher", lambda: check_teacher(recipe)))
         checks.append(("training text", lambda: check_text(source, training)))
     return checks
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.lineage import is_vocabulary
 from upcycle.checkpoint.loading import load_tokenizer
-from upcycle.checkpoint.manifest import hash_file
+from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import read_documents
 from upcycle.data.ledger import Ledger
@@ -15,6 +16,7 @@ from upcycle.recipe.schema import TrainRecipe
 
 # What may differ between a run and its resumption: none of it touches the weights.
 _FREE_KEYS = {"checkpoint_every", "keep_last", "evaluate_every"}
+_TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 _DOCUMENTS = 20  # of every source, read at least before a run
 
@@ -96,18 +98,54 @@ def run_facts(
 
     The rows' hash stands for the text, the tokenizer and the packing; paths stay out.
     """
-    settings = recipe.model_dump(mode="json", exclude={"data", *_FREE_KEYS})
+    return {
+        **run_settings(recipe),
+        "student": weight_hashes(student),
+        "teacher": weight_hashes(teacher),
+        "rows": row_facts(rows),
+        "text": text_facts(recipe, student.folder),
+    }
+
+
+def run_settings(recipe: TrainRecipe) -> dict[str, Any]:
+    """The part of `run_facts` that the recipe says by itself."""
+    settings = recipe.model_dump(mode="json", exclude={"data", "teacher", *_FREE_KEYS})
     settings["steps"] = recipe.num_steps
     return {
         **{key: value for key, value in settings.items() if value is not None},
         "data": [source.path.name for source in recipe.data.sources],
         "assistant_only": recipe.data.chat.assistant_only,
-        "student": _weight_hashes(student),
-        "teacher": _weight_hashes(teacher),
-        "rows": {"count": len(rows), "hash": rows.content_hash()},
     }
 
 
-def _weight_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+def setting_keys() -> set[str]:
+    """The keys that `run_settings` may have; older runs may have had others."""
+    return {*TrainRecipe.model_fields, "assistant_only"} - {"teacher", *_FREE_KEYS}
+
+
+def row_facts(rows: PackedRows) -> dict[str, Any]:
+    """What tells rows from others."""
+    return {"count": len(rows), "hash": rows.content_hash()}
+
+
+def text_facts(recipe: TrainRecipe, tokenizer_folder: Path) -> dict[str, Any]:
+    """What rows are made of, apart from the settings: the same text makes the same rows.
+
+    Other text may, too, so that only the rows decide whether a run is the same.
+    """
+    names = [path.name for path in tokenizer_folder.iterdir() if path.is_file()]
+    return {
+        "files": [hash_path(source.path) for source in recipe.data.sources],
+        "column": recipe.data.text_column,
+        "tokenizer": {
+            name: hash_file(tokenizer_folder / name)
+            for name in sorted(names)
+            if is_vocabulary(name) or name.startswith(_TOKENIZER_SETTINGS)
+        },
+    }
+
+
+def weight_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """Content hashes of a checkpoint's configuration and weights, by file name."""
     paths = [checkpoint.folder / CONFIG_FILE, *(header.path for header in checkpoint.headers)]
     return {path.name: hash_file(path) for path in paths}

@@ -5,12 +5,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
 from upcycle.checkpoint.loading import class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
@@ -42,6 +43,7 @@ from upcycle.training.step import StepResult, Trainer
 
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
 _SUPPORTED = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
+_WRITING_TIME = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,10 @@ class _Run:
             self._log.write(found.step, resumed=True, notes=list(found.notes))
         if not self._log.held_out:
             self._evaluate()
+        if self._recipe.teacher is not None:
+            name = Path(self._recipe.teacher).name
+            self._log.write(self._done, teacher=name, files=self._facts["teacher"])
+            self.notes.append(f"the teacher is {name}, as the recipe names it, not the source")
 
     def train(self, watch: Watcher) -> None:
         """Run the steps that are left."""
@@ -320,7 +326,9 @@ def _accelerator() -> Accelerator:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # Without an accelerator, accelerate must be told that the processes belong together.
     on_cpu = world > 1 and not torch.accelerator.is_available()
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
+    # The others wait at a barrier while the main process writes a state or the result.
+    patience = InitProcessGroupKwargs(timeout=_WRITING_TIME)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[patience])
     if accelerator.distributed_type not in _SUPPORTED:
         raise TrainingError(
             f"training under {accelerator.distributed_type.value} is not supported",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from upcycle.checkpoint.manifest import write_manifest
+from upcycle.checkpoint.lineage import origin_of
+from upcycle.checkpoint.manifest import read_manifest, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
 from upcycle.checkpoint.staging import staged
@@ -78,11 +79,12 @@ def write_result(
         hashes = rewrite(checkpoint, folder, stored)
         copy_sidecars(checkpoint, folder)
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
-        sources = ("student", "teacher", "rows")
+        sources = ("student", "teacher", "rows", "text")
+        origin = origin_of(read_manifest(checkpoint.folder))
         write_manifest(
             folder,
             stage="train",
-            source={key: facts[key] for key in sources},
+            source={**{key: facts[key] for key in sources}, "origin": origin},
             options={key: value for key, value in facts.items() if key not in sources},
             libraries=LIBRARIES,
             result={**result, "weights": hashes},

@@ -118,6 +118,21 @@ def find_state(work: Path) -> FoundState | None:
     return None
 
 
+def newest_facts(work: Path) -> Mapping[str, Any] | None:
+    """The facts of the newest state, whose files are not read; None where there is no state.
+
+    Raises:
+        TrainingError: no state can be read.
+    """
+    for folder in state_folders(work):
+        try:
+            return _Document.model_validate_json((folder / _STATE).read_bytes()).facts
+        except (OSError, ValidationError):
+            continue
+    find_state(work)
+    return None
+
+
 def check_work(work: Path) -> None:
     """Refuse a training folder whose log no run wrote: it would be written over.
 
@@ -158,7 +173,7 @@ def check_facts(found: FoundState, facts: Mapping[str, Any]) -> None:
     """
     changed = [
         f"{key} was {found.facts.get(key)!r} and is {facts.get(key)!r}"
-        for key in sorted({*found.facts, *facts})
+        for key in sorted({*found.facts, *facts} - {"text"})  # the rows decide
         if found.facts.get(key) != facts.get(key)
     ]
     if changed:
