@@ -7,6 +7,8 @@ evaluates for hours.
 
 import functools
 import os
+import signal
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -72,6 +74,7 @@ class Team:
             The exit code to end with: this process's own where it failed and the first did not.
         """
         if self.is_first:
+            _outlive_the_launcher()
             self.tell(f"{_END}{code}")
             self._store.set("end", str(code))
             self._wait_for_farewells()
@@ -80,6 +83,7 @@ class Team:
             return code
         while self.wait() is not None:
             pass
+        _outlive_the_launcher()
         code = int(self._store.get("end"))
         self._store.add("farewells", 1)
         return code
@@ -89,6 +93,12 @@ class Team:
         until = time.monotonic() + _FAREWELL_SECONDS
         while self._store.add("farewells", 0) < self._size - 1 and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
+
+
+def _outlive_the_launcher() -> None:
+    """Keep this process's exit code: launchers stop all processes once one has failed."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @functools.cache
