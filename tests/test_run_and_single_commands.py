@@ -1,13 +1,12 @@
 """What single commands made in a run's output is known to `run`, and the reverse."""
 
 import json
-import os
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.pipeline_runs import TinyPipeline, call, start, tiny_pipeline
@@ -46,8 +45,13 @@ def kill(process: "subprocess.Popen[str]", tiny: TinyPipeline, state: str) -> No
     while not (tiny.out / "training" / state).exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    # torchrun's workers are in sessions of their own, and outlive it.
+    launched = psutil.Process(process.pid)
+    family = [launched, *launched.children(recursive=True)]
+    for member in family:
+        member.kill()
     process.communicate()
+    psutil.wait_procs(family, timeout=30)
 
 
 def test_what_convert_and_train_made_is_finished(tiny: TinyPipeline) -> None:
@@ -205,6 +209,34 @@ def test_another_commands_folders_are_not_replaced(tiny: TinyPipeline) -> None:
     assert refused.exit_code == 2
     assert f"{tiny.out / 'report'} is there and not of this run" in refused.stderr
     assert {name: hash_folder(tiny.out)[name] for name in before} == before
+
+
+def test_a_trained_conversion_without_its_manifest_stays(tiny: TinyPipeline) -> None:
+    stop_after(4, tiny)
+    (tiny.out / "converted" / "upcycle.json").unlink()
+    before = hash_folder(tiny.out)
+    refused = call("run", tiny.recipe, "convert.kv_heads=4")
+    assert refused.exit_code == 2
+    assert "was trained (step-4, step-2)" in refused.stderr
+    assert hash_folder(tiny.out) == before
+
+
+def test_an_export_of_the_same_options_is_finished(tiny: TinyPipeline) -> None:
+    assert call("run", tiny.recipe).exit_code == 0
+    package = tiny.out / "model.mlpackage"
+    assert call("export", tiny.out / "uptrained", package, "--context", 32).exit_code == 0
+    before = hash_folder(package)
+    done = call("run", tiny.recipe, "export.context=32", "--json")
+    skipped = json.loads(done.stdout)["skipped"]
+    assert skipped == ["convert", "train", "evaluate", "export"], done.stderr
+    refused = call("run", tiny.recipe, "export.context=64")
+    assert (
+        "model.mlpackage is there and not of this run: context was 32 and is 64" in refused.stderr
+    )
+    assert hash_folder(package) == before
+    done = call("run", tiny.recipe, "export.context=64", "--overwrite")
+    assert done.exit_code == 0, done.stderr
+    assert call("run", tiny.recipe, "export.context=32").exit_code == 0, "the run's own by now"
 
 
 @pytest.mark.slow

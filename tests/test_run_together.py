@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import DistError, HashStore
 
 from tests.pipeline_runs import TinyPipeline, call, start, tiny_pipeline
 from upcycle.checkpoint.manifest import hash_folder
+from upcycle.errors import TrainingError
 from upcycle.training.team import Team
 
 if TYPE_CHECKING:
@@ -71,6 +72,25 @@ def test_no_wait_is_a_collective_that_times_out() -> None:
     first, other = Team(store, 0, 2), Team(store, 1, 2)
     threading.Timer(0.5, first.tell, ["train"]).start()
     assert other.wait() == "train"
+
+
+class LostStore(HashStore):
+    """The store of a launcher that was killed."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise DistError("connection reset by peer")
+
+    def set(self, key: str, value: str) -> None:
+        raise DistError("connection reset by peer")
+
+
+def test_processes_whose_launcher_is_gone() -> None:
+    first, other = (Team(LostStore(), rank, 2) for rank in range(2))
+    assert first.end(0) == 0, "its work is done"
+    with pytest.raises(TrainingError, match="the launcher is gone"):
+        other.wait()
+    assert not other.has_ended()
+    assert other.end(2) == 2
 
 
 @pytest.fixture

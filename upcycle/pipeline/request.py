@@ -17,7 +17,7 @@ from upcycle.export.coreml import SUFFIX
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.families import shape_of
 from upcycle.pipeline.layout import Layout, check_inputs
-from upcycle.pipeline.training import check_teacher, teacher_of
+from upcycle.pipeline.training import check_teacher
 from upcycle.recipe.schema import ExportRecipe, Recipe
 from upcycle.training.facts import check_text
 
@@ -35,7 +35,8 @@ def request_checks(
     training, exported = recipe.train, recipe.export
     mine = [source, *recipe.texts, *inputs]
     if training is not None and training.teacher is not None:
-        mine.append(teacher_of(recipe))
+        teacher = Path(training.teacher)
+        mine += [teacher] if teacher.is_dir() else []  # else a Hub id, or its own check's matter
     checks = [
         ("inputs and output", lambda: _inputs(recipe, mine)),
         ("conversion", lambda: _conversion(recipe, source)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.manifest import MANIFEST_NAME
 from upcycle.checkpoint.reader import resolve
 from upcycle.checkpoint.staging import check_output, locked, writing
 from upcycle.errors import OutputError, TrainingError
@@ -188,7 +189,8 @@ class _Runner:
                     where=str(stage.output),
                     fix=f"{_ANEW} replace it",
                 )
-            if stage.name == "convert" and found.changes:
+            # Only a conversion to the same bytes leaves the states what they were of.
+            if stage.name == "convert" and (found.changes or MANIFEST_NAME in found.damaged):
                 self._check_nothing_trained(found)
 
     def _check_nothing_trained(self, found: Found) -> None:

@@ -10,10 +10,15 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from upcycle.errors import TrainingError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch._C._distributed_c10d import Store
 
 _NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -36,6 +41,7 @@ class Team:
         self._store = store
         self._size = size
         self._words = 0
+        self._is_lost = False
         self.is_first = rank == 0
 
     def tell(self, word: str) -> None:
@@ -45,21 +51,26 @@ class Team:
 
     def wait(self) -> str | None:
         """The first process's next word, however long that takes; None once it has ended."""
-        while True:
-            # Polled, since a signal would not end a wait inside the store.
-            if self._store.check([f"word {self._words}"]):
-                word = self._store.get(f"word {self._words}").decode()
-                if word.startswith(_END):
-                    return None
-                self._words += 1
-                return word
+        key = f"word {self._words}"
+        while not self._has(key):  # polled: a signal would not end a wait inside the store
+            if self._is_lost:
+                raise TrainingError(
+                    "the launcher is gone",
+                    where="the processes that were started together",
+                    fix="start the command again; it goes on from the newest state",
+                )
             time.sleep(_POLL_SECONDS)
+        word = self._store.get(key).decode()
+        if word.startswith(_END):
+            return None
+        self._words += 1
+        return word
 
     def has_ended(self, seconds: float = _FAREWELL_SECONDS) -> bool:
         """Whether the first process ends within that time: what ended it ended this one too."""
         until = time.monotonic() + seconds
-        while not self._store.check(["end"]):
-            if time.monotonic() > until:
+        while not self._has("end"):
+            if self._is_lost or time.monotonic() > until:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
@@ -75,18 +86,36 @@ class Team:
         """
         if self.is_first:
             _outlive_the_launcher()
-            self.tell(f"{_END}{code}")
-            self._store.set("end", str(code))
-            self._wait_for_farewells()
+            with self._unless_lost():
+                self.tell(f"{_END}{code}")
+                self._store.set("end", str(code))
+                self._wait_for_farewells()
             return code
         if code and not self.has_ended(0):
             return code
         while self.wait() is not None:
             pass
         _outlive_the_launcher()
-        code = int(self._store.get("end"))
-        self._store.add("farewells", 1)
+        with self._unless_lost():
+            code = int(self._store.get("end"))
+            self._store.add("farewells", 1)
         return code
+
+    def _has(self, key: str) -> bool:
+        found = False
+        with self._unless_lost():
+            found = self._store.check([key])
+        return found
+
+    @contextmanager
+    def _unless_lost(self) -> "Iterator[None]":
+        """Go on where the store went with its launcher, which was killed."""
+        from torch.distributed import DistError
+
+        try:
+            yield
+        except DistError:
+            self._is_lost = True
 
     def _wait_for_farewells(self) -> None:
         """Until the others have read the end: launchers stop them once one process is gone."""
