@@ -80,6 +80,9 @@ class LostStore(HashStore):
     def check(self, keys: list[str]) -> bool:
         raise DistError("connection reset by peer")
 
+    def get(self, key: str) -> bytes:
+        raise DistError("connection reset by peer")
+
     def set(self, key: str, value: str) -> None:
         raise DistError("connection reset by peer")
 
@@ -91,6 +94,7 @@ def test_processes_whose_launcher_is_gone() -> None:
         other.wait()
     assert not other.has_ended()
     assert other.end(2) == 2
+    assert other.end(0) == 0
 
 
 @pytest.fixture

@@ -10,15 +10,13 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from upcycle.errors import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch._C._distributed_c10d import Store
 
 _NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -84,38 +82,34 @@ class Team:
         Returns:
             The exit code to end with: this process's own where it failed and the first did not.
         """
+        from torch.distributed import DistError
+
         if self.is_first:
             _outlive_the_launcher()
-            with self._unless_lost():
+            with suppress(DistError):  # the store went with its launcher
                 self.tell(f"{_END}{code}")
                 self._store.set("end", str(code))
                 self._wait_for_farewells()
             return code
         if code and not self.has_ended(0):
             return code
-        while self.wait() is not None:
-            pass
+        with suppress(TrainingError):  # the launcher is gone, to nobody's harm any more
+            while self.wait() is not None:
+                pass
         _outlive_the_launcher()
-        with self._unless_lost():
+        with suppress(DistError):
             code = int(self._store.get("end"))
             self._store.add("farewells", 1)
         return code
 
     def _has(self, key: str) -> bool:
-        found = False
-        with self._unless_lost():
-            found = self._store.check([key])
-        return found
-
-    @contextmanager
-    def _unless_lost(self) -> "Iterator[None]":
-        """Go on where the store went with its launcher, which was killed."""
         from torch.distributed import DistError
 
         try:
-            yield
-        except DistError:
+            return self._store.check([key])
+        except DistError:  # the store went with its launcher
             self._is_lost = True
+            return False
 
     def _wait_for_farewells(self) -> None:
         """Until the others have read the end: launchers stop them once one process is gone."""
