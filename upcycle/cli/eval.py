@@ -99,7 +99,7 @@ def eval_command(
     )
     with staged(out, overwrite=overwrite, inputs=inputs) as folder:
         write_report(document, folder)
-    warnings = document.get("warnings", [])
+    warnings = document["warnings"]
     print_comparison(console, comparison, warnings)
     console.print(f"report   {out / HTML_NAME}")
     passed = all(margin["passed"] for margin in comparison["margins"])

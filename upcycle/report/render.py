@@ -61,7 +61,6 @@ def _view(document: ReportDocument) -> dict[str, Any]:
     comparison = document["comparison"]
     return {
         **document,
-        "warnings": document.get("warnings", []),
         "title": summary.title(comparison),
         "verdict": summary.verdict(comparison),
         "key_figures": summary.key_figures(comparison),

@@ -4,7 +4,7 @@ The likelihood part, `comparison`, is `upcycle.evaluation.results.Comparison.to_
 keys is documented at the dataclass attribute of the same name.
 """
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 SCHEMA = 1
 
@@ -68,8 +68,8 @@ class ReportDocument(TypedDict):
     """`upcycle.evaluation.results.Comparison.to_dict()`."""
     provenance: list[ModelProvenance]
     """One entry for each of `comparison.models`, in the same order."""
-    warnings: NotRequired[list[str]]
-    """What speaks against the comparison; absent in older reports."""
+    warnings: list[str]
+    """What speaks against the comparison, such as a candidate of another source."""
     training: Training | None
     """The uptraining run; None where no log was given."""
     export: dict[str, Any] | None
