@@ -1,24 +1,19 @@
 """`upcycle train`: uptrain the converted checkpoint of a recipe."""
 
+import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from upcycle.cli.arguments import Overwrite
-from upcycle.cli.console import Console, Outcome, command
+from upcycle import stopping
+from upcycle.cli.arguments import Overrides, Overwrite, RecipeFile
+from upcycle.cli.console import Console, Outcome, command, launcher
 from upcycle.errors import RecipeError, TrainingError
 from upcycle.recipe.loading import load_recipe
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[section.key=value ...]", help="Values instead of the recipe's."),
-]
 
-
-@command("train", epilog="Example: upcycle train recipes/demo.yaml train.steps=20")
+@command("train", epilog="Example: upcycle train recipes/demo.yaml train.fraction=0.002")
 def train_command(
     console: Console,
     recipe_file: RecipeFile,
@@ -26,6 +21,15 @@ def train_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest complete training state.")
     ] = False,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-change",
+            metavar="KEY",
+            help="With --resume: this key of the train section may differ from the state's, such "
+            "as learning_rate, steps or data; may be repeated.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Uptrain OUTPUT/converted towards the recipe's source, into OUTPUT/uptrained.
@@ -45,6 +49,12 @@ def train_command(
             fix=f"run `upcycle convert {recipe.source} {converted} "
             f"--kv-heads {recipe.convert.kv_heads}`, or `upcycle run {recipe_file}`",
         )
+    command_line = ["upcycle", "train", str(recipe_file), *(overrides or ())]
+    command_line += ["--overwrite"] if overwrite else []
+    again = [*command_line, "--resume"]
+    again += [word for key in allow_change or () for word in ("--allow-change", key)]
+    stopping.advise(lambda: f"resume with: {shlex.join([*launcher(), *again[1:]])}")
+
     from upcycle.checkpoint.reader import resolve
     from upcycle.training.loop import uptrain
 
@@ -56,8 +66,11 @@ def train_command(
             recipe.output / "uptrained",
             recipe.output / "training",
             resume=resume,
+            allow_change=allow_change or (),
             overwrite=overwrite,
             watch=watch,
+            tell=console.print,
+            command=[*launcher(), *command_line[1:]],
         )
     for note in result.notes:
         console.print(note)

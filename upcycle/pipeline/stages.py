@@ -6,6 +6,7 @@ on from its newest state.
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -176,6 +177,7 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
                 resume=True,
                 overwrite=True,
                 watch=watch,
+                command=["upcycle", "train", *shlex.split(command)[2:]],
             )
 
         stages.append(

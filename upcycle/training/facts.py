@@ -9,12 +9,16 @@ from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import read_documents
 from upcycle.data.ledger import Ledger
 from upcycle.data.packing import IGNORED, PackedRows, pack
-from upcycle.data.tokens import tokenise_documents
+from upcycle.data.tokens import Tokens, tokenise_documents
 from upcycle.errors import DataError
 from upcycle.recipe.schema import TrainRecipe
 
-# What may differ between a run and its resumption: none of it touches the weights.
-_FREE_KEYS = {"checkpoint_every", "keep_last", "evaluate_every"}
+# What may differ between a run and its resumption: none of it touches the weights beyond rounding.
+# `steps` stands for fraction and source_steps.
+FREE_KEYS = {
+    "checkpoint_every", "keep_last", "evaluate_every", "micro_batch_size", "fraction",
+    "source_steps",
+}  # fmt: skip
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 _DOCUMENTS = 20  # of every source, read at least before a run
 
@@ -41,7 +45,24 @@ def training_rows(
     num_held_out = max(_held_out(len(rows)), len(rows) - last_with_targets)
     _check_batch(len(rows), num_held_out, recipe)
     num_training = len(rows) - num_held_out
-    return rows.part(0, num_training), rows.part(num_training, len(rows))
+    training = rows.part(0, num_training)
+    if not training.num_targets:
+        raise no_targets(f"{num_training} rows of {recipe.sequence_length} tokens")
+    return training, rows.part(num_training, len(rows))
+
+
+def no_targets(what: str) -> DataError:
+    """The refusal of text that nothing could be learnt from."""
+    return DataError(
+        f"none of {what} carries a loss",
+        where="recipe, train.data",
+        fix="give chats in which the assistant says something, or turn assistant_only off",
+    )
+
+
+def target_share(targets: int, tokens: int) -> str:
+    """How many tokens carry a loss, for people."""
+    return f"{targets:,} of {tokens:,} tokens ({targets / tokens:.1%}) are targets"
 
 
 def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
@@ -55,7 +76,7 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
     """
     tokenizer, data = load_tokenizer(tokenizer_folder), recipe.data
     enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
-    details, filled = [], 0
+    details, filled, targets = [], 0, 0
     for source in data.sources:
         documents = read_documents([source.path], data.text_column)
         count = 0
@@ -63,16 +84,26 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
             tokenise_documents(documents, tokenizer, assistant_only=data.chat.assistant_only), 1
         ):
             count += len(tokens.ids)
-            if number >= _DOCUMENTS and filled + count >= enough:
+            targets += num_targets(tokens)
+            if number >= _DOCUMENTS and filled + count >= enough and targets:
                 details.append(f"{source.path.name}: first {number} documents, {count:,} tokens")
                 break
         else:
             details.append(f"{source.path.name}: {count:,} tokens")
         filled += count
+    if filled and not targets:
+        raise no_targets(f"{filled:,} tokens")
     if filled < enough:
         num_rows = -(-filled // recipe.sequence_length) if filled >= recipe.sequence_length else 0
         _check_batch(num_rows, _held_out(num_rows), recipe)
-    return "; ".join(details)
+    return "; ".join([*details, target_share(targets, filled)])
+
+
+def num_targets(tokens: Tokens) -> int:
+    """Tokens of a document that carry a loss: never its first, which nothing predicts."""
+    if tokens.loss_mask is None:
+        return max(0, len(tokens.ids) - 1)
+    return int(tokens.loss_mask[1:].sum())
 
 
 def _held_out(num_rows: int) -> int:
@@ -96,7 +127,7 @@ def run_facts(
 
     The rows' hash stands for the text, the tokenizer and the packing; paths stay out.
     """
-    settings = recipe.model_dump(mode="json", exclude={"data", *_FREE_KEYS})
+    settings = recipe.model_dump(mode="json", exclude={"data", *FREE_KEYS})
     settings["steps"] = recipe.num_steps
     return {
         **{key: value for key, value in settings.items() if value is not None},
