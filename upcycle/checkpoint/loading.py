@@ -3,9 +3,9 @@
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def class_config(config: "Mapping[str, Any]") -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
             return AutoConfig.from_pretrained(folder)

@@ -29,6 +29,11 @@ MaxShardSize = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Computation dtype: float32, bfloat16 …")]
 Output = Annotated[Path, typer.Argument(help="The folder to make.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value ...]", help="Values instead of the recipe's."),
+]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Also write the result as one HTML page.")
 ]

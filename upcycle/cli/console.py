@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from upcycle import stopping
+from upcycle.cli import is_first_process
 from upcycle.cli.app import app
 from upcycle.errors import UpcycleError
 from upcycle.progress import Watcher, ignore
@@ -92,7 +95,7 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
     def register(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         @functools.wraps(function)
         def run(*, json_: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
-            first = _is_first_process()
+            first = is_first_process()
             console = Console(json=json_ and first, quiet=quiet or not first)
             team = _team() if together else None
             code = _run(console, debug, lambda: function(console, **arguments), team)
@@ -121,11 +124,6 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
     return register
 
 
-def _is_first_process() -> bool:
-    """Under torchrun every process runs the same command; only the first one prints."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _team() -> "Team | None":
     from upcycle.training.team import team
 
@@ -152,9 +150,11 @@ def _run(
             raise
         _complain(f"error: {error}", team)
         return EXIT_BAD_REQUEST
-    except KeyboardInterrupt:
+    except stopping.Stopped as stop:
+        return _stopped(stop.number, stop.what)
+    except KeyboardInterrupt:  # where no handlers are installed
         _complain("interrupted", team)
-        return 130
+        return stopping.exit_code(signal.SIGINT)
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough; the interpreter must not flush into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -162,6 +162,8 @@ def _run(
     except Exception as error:
         if debug:
             raise
+        if signalled := stopping.received():  # such as processes that lost each other over it
+            return _stopped(signalled[0], f"{type(error).__name__}: {' '.join(str(error).split())}")
         _complain(
             f"internal error: {type(error).__name__}: {error}\n"
             "  where: inside upcycle; this is our bug\n"
@@ -170,6 +172,21 @@ def _run(
         )
         return EXIT_OUR_BUG
     return 0 if outcome.passed else EXIT_CHECK_FAILED
+
+
+def launcher() -> list[str]:
+    """The words that start this program again in as many processes."""
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if world == 1:
+        return ["upcycle"]
+    nodes = [f"--nnodes={world // local}"] if world > local else []
+    return ["torchrun", *nodes, f"--nproc-per-node={local}", "-m", "upcycle"]
+
+
+def _stopped(number: int, what: str) -> int:
+    if is_first_process():
+        print(stopping.last_line(number, what), file=sys.stderr)
+    return stopping.exit_code(number)
 
 
 def _without_nan(value: Any) -> Any:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from upcycle.cli.console import Console, Outcome, command
+from upcycle import stopping
+from upcycle.cli.console import Console, Outcome, command, launcher
 
 
 @command("run", together=True, epilog="Example: upcycle run recipes/demo.yaml")
@@ -32,6 +33,14 @@ def run_command(
 
     loaded = load_recipe(recipe, overrides or [])
 
+    command_line = shlex.join(["upcycle", "run", str(recipe), *(overrides or [])])
+    stopping.advise(
+        lambda: (
+            "finished stages and training states are kept; go on with: "
+            + shlex.join([*launcher(), *shlex.split(command_line)[1:]])
+        )
+    )
+
     from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
     from upcycle.pipeline.running import join
@@ -41,7 +50,6 @@ def run_command(
     if crew is not None and not crew.is_first:
         join(loaded, crew)
         return Outcome({})
-    command_line = shlex.join(["upcycle", "run", str(recipe), *(overrides or [])])
 
     def announce(stage: str, skipped: bool) -> None:
         console.print(f"{stage}: {'finished before' if skipped else 'running'}")

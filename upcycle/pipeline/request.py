@@ -20,6 +20,7 @@ from upcycle.pipeline.layout import Layout, check_inputs
 from upcycle.pipeline.training import check_teacher
 from upcycle.recipe.schema import ExportRecipe, Recipe
 from upcycle.training.facts import check_text
+from upcycle.training.launch import check_launch
 
 
 def request_checks(
@@ -46,6 +47,7 @@ def request_checks(
         checks.append(("export", lambda: _export(exported, recipe.output)))
     checks.append(("evaluation text", lambda: _evaluation_text(recipe, source)))
     if training is not None:
+        checks.insert(0, ("launch", lambda: check_launch(training)))
         if training.teacher is not None:
             checks.append(("teacher", lambda: check_teacher(recipe)))
         checks.append(("training text", lambda: check_text(source, training)))

@@ -1,6 +1,7 @@
 """The stages of a recipe: what each reads, makes, and finds already made."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,7 +132,10 @@ def _train_stage(run: Run) -> Stage:
         crew = team()
         if crew is not None:
             crew.tell(training.JOIN)
-        return training.start(run.recipe, resume=True, overwrite=True, watch=watch).notes
+        command = ["upcycle", "train", *shlex.split(run.command)[2:]]
+        return training.start(
+            run.recipe, resume=True, overwrite=True, watch=watch, command=command
+        ).notes
 
     return Stage(
         "train",

@@ -3,7 +3,8 @@
 `upcycle train` and `upcycle run` share it, and know each other's results by it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,9 @@ from upcycle.training.facts import (
 from upcycle.training.team import team
 
 if TYPE_CHECKING:
-    from upcycle.training.loop import TrainResult
+    from upcycle.training.result import TrainResult
 
+COMMAND = ("upcycle", "train", "RECIPE")  # for what an error advises
 JOIN = "train"  # the word at which all processes begin to train
 
 
@@ -48,10 +50,15 @@ def train(
     recipe: Recipe,
     *,
     resume: bool = False,
+    allow_change: Collection[str] = (),
     overwrite: bool = False,
     watch: Watcher = ignore,
+    tell: Callable[[str], None] = lambda line: None,
+    command: Sequence[str] = COMMAND,
 ) -> "TrainResult | None":
     """Uptrain the converted folder of a recipe, on all processes that were started together.
+
+    The arguments are those of `uptrain`.
 
     Returns:
         What the run did; None on a process whose first one ended before it.
@@ -69,7 +76,16 @@ def train(
             crew.tell(JOIN)
     elif crew.wait() is None:
         return None
-    return start(recipe, resume=resume, overwrite=overwrite, watch=watch, notes=notes)
+    result = start(
+        recipe,
+        resume=resume,
+        allow_change=allow_change,
+        overwrite=overwrite,
+        watch=watch,
+        tell=tell,
+        command=command,
+    )
+    return replace(result, notes=(*notes, *result.notes))
 
 
 def start(
@@ -77,31 +93,33 @@ def start(
     *,
     resume: bool,
     overwrite: bool,
+    allow_change: Collection[str] = (),
     watch: Watcher = ignore,
-    notes: list[str] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    command: Sequence[str] = COMMAND,
 ) -> "TrainResult":
     """Train a recipe's converted folder, after all checks; each process calls it.
 
     Raises:
         UpcycleError: as for `uptrain`.
     """
-    from dataclasses import replace
-
     from upcycle.training.loop import uptrain
 
     assert recipe.train is not None
     layout = Layout(recipe.output)
-    result = uptrain(
+    return uptrain(
         layout.converted,
         teacher_of(recipe),
         recipe.train,
         layout.uptrained,
         layout.training,
         resume=resume,
+        allow_change=allow_change,
         overwrite=overwrite,
         watch=watch,
+        tell=tell,
+        command=command,
     )
-    return replace(result, notes=(*(notes or ()), *result.notes))
 
 
 def teacher_of(recipe: Recipe) -> Path:

@@ -21,6 +21,37 @@ LIBRARIES = ("accelerate", "safetensors", "torch", "transformers")
 
 
 @dataclass(frozen=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        output: the uptrained checkpoint.
+        log: the JSONL log.
+        steps: optimiser steps in all.
+        tokens: tokens trained on, over all processes.
+        loss: of the last step, nats per token; None when an earlier process ran it.
+        heldout_nll: mean NLL before and after, on rows that were not trained on.
+        heldout_kl: KL(source || model) before and after, on the same rows.
+        masters_moved: share of the trained weights that differ from the start in fp32.
+        stored_moved: the same in the stored dtype.
+        tokens_per_second: of this process's steps, evaluation left out; 0 when it ran none.
+        notes: what the user should know, such as rows dropped or states passed over.
+    """
+
+    output: Path
+    log: Path
+    steps: int
+    tokens: int
+    loss: float | None
+    heldout_nll: tuple[float, float]
+    heldout_kl: tuple[float, float]
+    masters_moved: float
+    stored_moved: float
+    tokens_per_second: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Moved:
     """Shares of the trained weights' elements that differ from the student's.
 
