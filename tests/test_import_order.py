@@ -17,6 +17,7 @@ ORDER = [
     "errors",
     "registry",
     "progress",
+    "stopping",
     "checkpoint",
     "attention",
     "families",

@@ -201,6 +201,7 @@ def document(*, margins: bool = True, training: bool = True, export: bool = True
             if margins
             else [],
         },
+        "warnings": [],
         "provenance": [
             {
                 "label": label,

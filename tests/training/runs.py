@@ -8,7 +8,10 @@ import torch
 
 from tests.tiny import tiny_checkpoint
 from upcycle.recipe.schema import TrainRecipe
-from upcycle.training.loop import TrainResult, uptrain
+from upcycle.training.loop import uptrain
+from upcycle.training.result import TrainResult
+
+_FLAGS = ("resume", "overwrite", "allow_change", "tell", "command")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class TinyRun:
     def train(
         self, name: str = "out", *, work: str | None = None, watch: Any = None, **changes: Any
     ) -> TrainResult:
-        flags = {key: changes.pop(key) for key in ("resume", "overwrite") if key in changes}
+        flags = {key: changes.pop(key) for key in _FLAGS if key in changes}
         if watch is not None:
             flags["watch"] = watch
         return uptrain(

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> TinyRun:
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"sequence_length": 12}, "rows was"),
         ({"trainable": "kv"}, "trainable was 'all' and is 'kv'"),
-        ({"micro_batch_size": 8}, "micro_batch_size was 4 and is 8"),
+        ({"batch_size": 4}, "batch_size was 8 and is 4"),
     ],
 )
 def test_another_recipe(run: TinyRun, changes: dict[str, Any], what: str) -> None:
@@ -51,7 +51,13 @@ def test_another_checkpoint(run: TinyRun, which: str) -> None:
 
 def test_what_does_not_touch_the_weights_may_change(run: TinyRun) -> None:
     result = run.train(
-        steps=2, resume=True, overwrite=True, checkpoint_every=1, keep_last=9, evaluate_every=1
+        steps=2,
+        resume=True,
+        overwrite=True,
+        checkpoint_every=1,
+        keep_last=9,
+        evaluate_every=1,
+        micro_batch_size=8,
     )
     assert result.notes == ("went on after step 2",)
 

@@ -97,7 +97,7 @@ def test_the_manifest_knows_no_place_and_no_time(tmp_path: Path) -> None:
     assert manifest["stage"] == "train"
     assert manifest["options"]["learning_rate"] == 1e-3
     assert manifest["options"]["data"] == ["text.jsonl"]
-    assert set(manifest["source"]) == {"student", "teacher", "rows"}
+    assert set(manifest["source"]) == {"student", "teacher", "rows", "text", "origin"}
 
 
 def test_an_output_that_exists(tmp_path: Path) -> None:

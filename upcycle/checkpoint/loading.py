@@ -4,10 +4,10 @@ import json
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.remote_code import AUTO_MAP, tell_of_code
+from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def class_config(config: "Mapping[str, Any]") -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         own = {key: value for key, value in config.items() if key != AUTO_MAP}
         Path(folder, "config.json").write_text(json.dumps(own), encoding="utf-8")
         try:

@@ -91,6 +91,11 @@ def hash_file(path: Path) -> str:
     return f"xxh3-128:{digest.hexdigest()}"
 
 
+def hash_path(path: Path) -> str | dict[str, str]:
+    """The content hash of a file, or those of every file below a folder."""
+    return hash_folder(path) if path.is_dir() else hash_file(path)
+
+
 def sha256_file(path: Path) -> str:
     """The SHA-256 of one file, in hexadecimal: slower, for those whose policy asks for it."""
     with path.open("rb") as file:

@@ -7,11 +7,13 @@ import re
 import shutil
 import sys
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 from safetensors import SafetensorError
 
+from upcycle import stopping
 from upcycle.checkpoint.marks import made_here
 from upcycle.errors import OutputError
 
@@ -30,7 +32,7 @@ def staged(
 
     Files are fsynced before one atomic rename, so a folder of that name is always complete. What
     an interrupted run left behind is removed by the next one, and when the block raises, nothing
-    is left: unless the work can be resumed.
+    is left: unless the work can be resumed. The modes of what was written follow the umask.
 
     Args:
         output: the folder to make.
@@ -45,6 +47,7 @@ def staged(
     """
     with _workspace(output, overwrite, inputs, resume) as staging:
         yield staging
+        _follow_umask(staging)
         sync_tree(staging)
         _publish(staging, output, overwrite)
 
@@ -54,8 +57,6 @@ def staged_entry(
     output: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()
 ) -> Iterator[Path]:
     """Like `staged`, for one file or package made by someone else: yields the path to write to.
-
-    The modes of what was written are made to follow the umask.
 
     Raises:
         OutputError: as for `staged`.
@@ -86,12 +87,38 @@ def write_file(path: Path, text: str) -> None:
         partial = whole.with_name(f".{whole.name}.partial")
         partial.unlink(missing_ok=True)
         try:
-            with partial.open("x", encoding="utf-8") as file:
+            with (
+                stopping.cleanup(lambda: partial.unlink(missing_ok=True)),
+                partial.open("x", encoding="utf-8") as file,
+            ):
                 file.write(text)
-            sync(partial)
-            partial.replace(whole)
+                file.flush()
+                sync(partial)
+                partial.replace(whole)
         finally:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A temporary folder, which is gone afterwards and after a signal too.
+
+    Args:
+        parent: where it lies; None means the system's folder for temporary files.
+    """
+    with ExitStack() as stack:
+        with stopping.shielded():
+            folder = Path(mkdtemp(prefix="upcycle-", dir=parent))
+            stack.enter_context(stopping.cleanup(lambda: stopping.remove_folder(folder)))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+
+def staging_folder(output: Path) -> Path:
+    """The hidden folder in which an output is made."""
+    return output.parent / f".{output.name}.partial"
 
 
 @contextmanager
@@ -103,10 +130,14 @@ def _workspace(
     With `resume` it is neither emptied nor removed.
     """
     check_output(output, overwrite=overwrite, inputs=inputs)
-    staging = output.parent / f".{output.name}.partial"
-    with writing(output):
-        staging.mkdir(parents=True, exist_ok=True)
-    with writing(output, only=REFUSALS), locked(staging, output):
+    staging = staging_folder(output)
+    with writing(output, only=REFUSALS), ExitStack() as stack:
+        with stopping.shielded():
+            with writing(output):
+                staging.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(staging, output))
+            if not (resume or stopping.is_resumable()):
+                stack.enter_context(stopping.cleanup(lambda: stopping.remove_folder(staging)))
         if not resume:
             clear(staging)
         try:
@@ -289,19 +320,26 @@ def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
     """Rename onto `output`; a folder there already steps aside first and goes last."""
     check_output(output, overwrite=overwrite)  # it may have appeared meanwhile
     aside = output.parent / f".{output.name}.replaced"
-    if os.path.lexists(output):
-        _remove(aside)
-        os.rename(output, aside)
-    os.rename(staged_path, output)
-    sync(output.parent)
     _remove(aside)
+    with stopping.cleanup(lambda: _remove(aside)):
+        with stopping.shielded():
+            if os.path.lexists(output):
+                os.rename(output, aside)
+            os.rename(staged_path, output)
+        sync(output.parent)
+        _remove(aside)
 
 
 def _follow_umask(entry: Path) -> None:
+    """Give what was written the modes of files that are simply opened.
+
+    safetensors and temporary files keep theirs from everybody else (safetensors#782).
+    """
     mask = os.umask(0)
     os.umask(mask)
     for path in (entry, *entry.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        if not path.is_symlink():
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def _remove(path: Path) -> None:

@@ -54,6 +54,11 @@ BatchedTokens = Annotated[
         f"of 70 GiB or more but the A100, else {BATCHED_TOKENS:,}]",
     ),
 ]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value ...]", help="Values instead of the recipe's."),
+]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Also write the result as one HTML page.")
 ]

@@ -1,19 +1,24 @@
 """Print a comparison: the table of models and the verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upcycle.cli.console import Console
 from upcycle.report import summary
 
 
-def print_comparison(console: Console, comparison: Mapping[str, Any]) -> None:
+def print_comparison(
+    console: Console, comparison: Mapping[str, Any], warnings: Sequence[str] = ()
+) -> None:
     """One row per model, what they were measured on, and what the margins say.
 
     Args:
         console: where to print.
         comparison: the `comparison` part of report.json.
+        warnings: its `warnings`.
     """
+    for warning in warnings:
+        console.print(f"warning: {warning}")
     text = comparison["text"]
     kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])
     console.print(f"{text['tokens']:,} tokens of {kind}, {text['documents']:,} documents")

@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,12 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from upcycle import stopping
+from upcycle.cli import is_first_process
 from upcycle.cli.app import app
 from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from upcycle.training.team import Team
 
 EXIT_CHECK_FAILED = 1
 EXIT_OUR_BUG = 70
@@ -77,15 +82,24 @@ class Outcome:
     passed: bool = True
 
 
-def command(name: str, **settings: Any) -> Callable[..., Any]:
-    """Register a function `(console, ...) -> Outcome` as a subcommand with the shared options."""
+def command(name: str, *, together: bool = False, **settings: Any) -> Callable[..., Any]:
+    """Register a function `(console, ...) -> Outcome` as a subcommand with the shared options.
+
+    Args:
+        name: of the subcommand.
+        together: whether the processes that `torchrun` starts share its work; they then end with
+            the first one's exit code, and its message is the only one.
+        settings: for typer.
+    """
 
     def register(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         @functools.wraps(function)
         def run(*, json_: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
-            first = _is_first_process()
+            first = is_first_process()
             console = Console(json=json_ and first, quiet=quiet or not first)
-            raise typer.Exit(_run(console, debug, lambda: function(console, **arguments)))
+            team = _team() if together else None
+            code = _run(console, debug, lambda: function(console, **arguments), team)
+            raise typer.Exit(code if team is None else team.end(code))
 
         signature = inspect.signature(function)
         own = list(signature.parameters.values())[1:]
@@ -110,12 +124,21 @@ def command(name: str, **settings: Any) -> Callable[..., Any]:
     return register
 
 
-def _is_first_process() -> bool:
-    """Under torchrun every process runs the same command; only the first one prints."""
-    return os.environ.get("RANK", "0") == "0"
+def _team() -> "Team | None":
+    from upcycle.training.team import team
+
+    return team()
 
 
-def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
+def _complain(text: str, team: "Team | None") -> None:
+    """Print an error, but for one that the first process of a team tells already."""
+    if team is None or team.is_first or not team.has_ended():
+        print(text, file=sys.stderr)
+
+
+def _run(
+    console: Console, debug: bool, function: Callable[[], Outcome], team: "Team | None" = None
+) -> int:
     try:
         with _told_warnings(console) as told:
             outcome = function()
@@ -126,11 +149,13 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     except UpcycleError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}", team)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except stopping.Stopped as stop:
+        return _stopped(stop.number, stop.what)
+    except KeyboardInterrupt:  # where no handlers are installed
+        _complain("interrupted", team)
+        return stopping.exit_code(signal.SIGINT)
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough; the interpreter must not flush into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -138,11 +163,13 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     except Exception as error:
         if debug:
             raise
-        print(
+        if signalled := stopping.received():  # such as processes that lost each other over it
+            return _stopped(signalled[0], f"{type(error).__name__}: {' '.join(str(error).split())}")
+        _complain(
             f"internal error: {type(error).__name__}: {error}\n"
             "  where: inside upcycle; this is our bug\n"
             "  fix: run again with --debug and report the traceback",
-            file=sys.stderr,
+            team,
         )
         return EXIT_OUR_BUG
     return 0 if outcome.passed else EXIT_CHECK_FAILED
@@ -166,6 +193,21 @@ def _told_warnings(console: Console) -> "Iterator[list[str]]":
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield told
+
+
+def launcher() -> list[str]:
+    """The words that start this program again in as many processes."""
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if world == 1:
+        return ["upcycle"]
+    nodes = [f"--nnodes={world // local}"] if world > local else []
+    return ["torchrun", *nodes, f"--nproc-per-node={local}", "-m", "upcycle"]
+
+
+def _stopped(number: int, what: str) -> int:
+    if is_first_process():
+        print(stopping.last_line(number, what), file=sys.stderr)
+    return stopping.exit_code(number)
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,10 +1,13 @@
 """`upcycle convert`: make a checkpoint with fewer (or more) KV heads."""
 
+import shlex
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from upcycle import stopping
 from upcycle.cli.arguments import (
     Calibration,
     CalibrationTokens,
@@ -69,8 +72,16 @@ def convert_command(
     ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
+    from upcycle.checkpoint.staging import staging_folder
     from upcycle.conversion.run import convert
 
+    def how_to_go_on() -> str:
+        if not staging_folder(output).exists():
+            return "nothing half-written is kept"
+        again = [word for word in sys.argv[1:] if word != "--resume"]
+        return f"what is finished is kept; go on with: {shlex.join(['upcycle', *again])} --resume"
+
+    stopping.advise(how_to_go_on, resumable=True)
     with console.progress() as watch:
         result = convert(
             source,

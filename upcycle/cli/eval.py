@@ -99,10 +99,12 @@ def eval_command(
     )
     with staged(out, overwrite=overwrite, inputs=inputs) as folder:
         write_report(document, folder)
-    print_comparison(console, comparison)
+    warnings = document["warnings"]
+    print_comparison(console, comparison, warnings)
     console.print(f"report   {out / HTML_NAME}")
     passed = all(margin["passed"] for margin in comparison["margins"])
-    return Outcome({"report": str(out), "passed": passed, "comparison": comparison}, passed)
+    found = {"report": str(out), "passed": passed, "comparison": comparison, "warnings": warnings}
+    return Outcome(found, passed)
 
 
 def _training_log(recipe: "Recipe | None") -> Path | None:

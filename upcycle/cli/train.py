@@ -1,24 +1,23 @@
 """`upcycle train`: uptrain the converted checkpoint of a recipe."""
 
+import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from upcycle.cli.arguments import Overwrite
-from upcycle.cli.console import Console, Outcome, command
-from upcycle.errors import RecipeError, TrainingError
+from upcycle import stopping
+from upcycle.cli.arguments import Overrides, Overwrite, RecipeFile
+from upcycle.cli.console import Console, Outcome, command, launcher
+from upcycle.errors import RecipeError
 from upcycle.recipe.loading import load_recipe
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[section.key=value ...]", help="Values instead of the recipe's."),
-]
 
-
-@command("train", epilog="Example: upcycle train recipes/demo.yaml train.steps=20")
+@command(
+    "train",
+    together=True,
+    epilog="Example: upcycle train recipes/demo.yaml train.fraction=0.002",
+)
 def train_command(
     console: Console,
     recipe_file: RecipeFile,
@@ -26,6 +25,15 @@ def train_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest complete training state.")
     ] = False,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-change",
+            metavar="KEY",
+            help="With --resume: this key of the train section may differ from the state's, such "
+            "as learning_rate, steps or data; may be repeated.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Uptrain OUTPUT/converted towards the recipe's source, into OUTPUT/uptrained.
@@ -37,28 +45,26 @@ def train_command(
         raise RecipeError(
             "the recipe has no train section", where=str(recipe_file), fix="add one to train"
         )
-    converted = recipe.output / "converted"
-    if not converted.is_dir():
-        raise TrainingError(
-            f"there is no converted checkpoint {converted}",
-            where=str(recipe.output),
-            fix=f"run `upcycle convert {recipe.source} {converted} "
-            f"--kv-heads {recipe.convert.kv_heads}`, or `upcycle run {recipe_file}`",
-        )
-    from upcycle.checkpoint.reader import resolve
-    from upcycle.training.loop import uptrain
+    command_line = ["upcycle", "train", str(recipe_file), *(overrides or ())]
+    command_line += ["--overwrite"] if overwrite else []
+    again = [*command_line, "--resume"]
+    again += [word for key in allow_change or () for word in ("--allow-change", key)]
+    stopping.advise(lambda: f"resume with: {shlex.join([*launcher(), *again[1:]])}")
+
+    from upcycle.pipeline.training import train
 
     with console.progress() as watch:
-        result = uptrain(
-            converted,
-            resolve(recipe.source),
-            recipe.train,
-            recipe.output / "uptrained",
-            recipe.output / "training",
+        result = train(
+            recipe,
             resume=resume,
+            allow_change=allow_change or (),
             overwrite=overwrite,
             watch=watch,
+            tell=console.print,
+            command=[*launcher(), *command_line[1:]],
         )
+    if result is None:
+        return Outcome({})
     for note in result.notes:
         console.print(note)
     console.table(

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.loading import choose_device
+from upcycle.checkpoint.manifest import hash_path
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.layer_store import LayerStore
+from upcycle.data.documents import packaged_text
 from upcycle.errors import PlanError
 from upcycle.heads.methods import get_method
 from upcycle.planning import Plan
 from upcycle.progress import Watcher
+from upcycle.recipe.schema import BUILTIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
 CALIBRATION_TOKENS = 32_768
 _SEQUENCE_LENGTH = 512
 GROUPINGS = ("contiguous", "search")
+
+
+def path_of(text: str | Path) -> Path:
+    """The file or folder that a calibration text names; "builtin" is the package's own."""
+    return packaged_text("calibration") if str(text) == BUILTIN else Path(text)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,10 @@ class Calibration:
             "refine": self.refine,
             "grouping": self.grouping,
         }
+
+    def hashes(self) -> list[str | dict[str, str]]:
+        """Content hashes of the texts, which tell the same text under another name."""
+        return [hash_path(path_of(text)) for text in self.texts]
 
     def rows(self, checkpoint: Checkpoint, todo: Plan) -> "Tensor | None":
         """Token ids [B, T] to measure on, or None where nothing is merged or there is no text.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from upcycle.checkpoint.loading import class_config, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.data.documents import packaged_text, read_documents
+from upcycle.conversion.calibration_options import path_of
+from upcycle.data.documents import read_documents
 from upcycle.data.tokens import Tokens, tokenise_documents
 from upcycle.errors import DataError
-from upcycle.recipe.schema import BUILTIN
 
 # Rows are drawn from this many times as many tokens, so that huge files are not read to their end.
 _DRAWN_FROM = 16
@@ -51,7 +51,7 @@ def calibration_rows(
     positions = getattr(class_config(checkpoint.config), "max_position_embeddings", None)
     length = min(sequence_length, positions or sequence_length)
     rows = max(1, tokens // length)
-    paths = [packaged_text("calibration") if str(text) == BUILTIN else Path(text) for text in texts]
+    paths = [path_of(text) for text in texts]
     documents = tokenise_documents(read_documents(paths), load_tokenizer(checkpoint.folder))
     found = _first(documents, _DRAWN_FROM * rows * length)
     whole = len(found) // length

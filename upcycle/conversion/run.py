@@ -157,6 +157,7 @@ def convert(
         staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder,
     ):
         rows = text.rows(checkpoint, todo)
+        texts = {} if rows is None else {"text": text.hashes()}
         read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
         request = _request(opened, todo, {**options, **read})
         journal = Journal(folder, request, resume=resume)
@@ -190,7 +191,7 @@ def convert(
         manifest = write_manifest(
             folder,
             stage="convert",
-            source={**_source_record(opened, work.source_hashes, sha256), **read},
+            source={**_source_record(opened, work.source_hashes, sha256), **read, **texts},
             options=options,
             libraries=LIBRARIES,
             result={

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from upcycle.checkpoint.loading import choose_device, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checkpoint.staging import scratch_folder
 from upcycle.conversion.calibration_options import CALIBRATION_TOKENS
 from upcycle.conversion.run import check_request, convert
 from upcycle.errors import EvaluationError
@@ -167,8 +167,8 @@ def sweep_kv_heads(
 
     choices = []
     for heads in asked:
-        with TemporaryDirectory(prefix="upcycle-sweep-") as folder:
-            converted = Path(folder) / "converted"
+        with scratch_folder() as folder:
+            converted = folder / "converted"
             result = convert(
                 checkpoint.folder,
                 converted,

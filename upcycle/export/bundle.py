@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from upcycle import stopping
 from upcycle.checkpoint.files import chunks_of
 from upcycle.checkpoint.manifest import hash_folder, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, writing
+from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, sync_tree, writing
 
 TOKENIZER_FILE = "tokenizer.json"
 _TEMPLATE, _TEMPLATE_AS_JSON = "chat_template.jinja", "chat_template.json"
@@ -39,11 +40,15 @@ def staged_bundle(
     """
     inputs = list(inputs)
     with (
+        ExitStack() as publication,
         staged_entry(package, overwrite=overwrite, inputs=inputs) as entry,
         staged(bundle_folder(package), overwrite=overwrite, inputs=inputs) as folder,
         writing(package, only=REFUSALS),  # what is refused is rather the package than the folder
     ):
         yield entry, folder
+        sync_tree(entry.parent)  # what takes long comes before both take their names
+        sync_tree(folder)
+        publication.enter_context(stopping.shielded())
 
 
 def write_bundle(

@@ -1,6 +1,5 @@
 """Export a checkpoint as a Core ML program that decodes one token per call, or prefills several."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import check_output, staged
+from upcycle.checkpoint.staging import check_output, scratch_folder, staged
 from upcycle.errors import ExportError
 from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
 from upcycle.export.chunks.graph import read_exported
@@ -162,9 +161,9 @@ def _manifest(
     prepared: Prepared | None,
 ) -> dict[str, Any]:
     """The package's manifest. It goes into the metadata: a package has no place for more files."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         return write_export_manifest(
-            Path(scratch),
+            scratch,
             checkpoint,
             shape,
             options,

@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
 from upcycle.export.multifunction import join_functions, weight_file
@@ -64,13 +64,13 @@ def save_package(
         ExportError: what the decoder computes depends on more than the shape of its inputs.
         BrokenExportError: the functions do not share their weights (our bug).
     """
-    with TemporaryDirectory(dir=package.parent) as scratch:
+    with scratch_folder(package.parent) as scratch:
         parts = {name: Path(scratch, f"{name}.mlpackage") for name in functions}
         if len(parts) == 1:
             parts[DECODE] = package
         for name, queries in functions.items():
             watch(f"converting {name}")
-            with _temporary_files(Path(scratch)):
+            with _temporary_files(scratch):
                 _save_function(decoder, queries, parts[name], compress)
         if len(parts) > 1:
             watch("joining")
@@ -99,8 +99,8 @@ def _temporary_files(parent: Path) -> Iterator[None]:
         OSError: coremltools could not write one.
     """
     before = tempfile.tempdir
-    with TemporaryDirectory(dir=parent) as folder:
-        tempfile.tempdir = folder
+    with scratch_folder(parent) as folder:
+        tempfile.tempdir = str(folder)
         try:
             yield
         except RuntimeError as error:

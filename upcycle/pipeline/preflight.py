@@ -1,8 +1,7 @@
 """Everything that a run relies on, checked before it starts."""
 
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +11,7 @@ from packaging.requirements import Requirement
 
 from upcycle.checkpoint.loading import class_config, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checkpoint.staging import scratch_folder
 from upcycle.data.documents import packaged_text, read_documents
 from upcycle.errors import UpcycleError
 from upcycle.pipeline.request import request_checks
@@ -38,7 +38,7 @@ class Check:
     detail: str
 
 
-def preflight(recipe_file: Path | None = None) -> Iterator[Check]:
+def preflight(recipe_file: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Check]:
     """Check the installation and, with a recipe, its run; each finding as it is made."""
     yield _check("versions", _versions)
     yield _check("device", _device)
@@ -46,7 +46,7 @@ def preflight(recipe_file: Path | None = None) -> Iterator[Check]:
     if recipe_file is None:
         return
     try:
-        recipe = load_recipe(recipe_file)
+        recipe = load_recipe(recipe_file, overrides)
         checkpoint = Checkpoint.open(recipe.source)
     except UpcycleError as error:
         yield Check("recipe and source", False, _one_line(error))
@@ -142,7 +142,7 @@ def _generation_config(checkpoint: Checkpoint) -> str:
     try:
         config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         config.validate(strict=True)
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder() as folder:
             config.save_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())

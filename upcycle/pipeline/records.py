@@ -1,4 +1,7 @@
-"""`stages.json`: which stages of a recipe are finished, and what they left."""
+"""`stages.json`: what a run itself made, and may therefore make again.
+
+Whether a stage is finished is told by its output's own manifest.
+"""
 
 import json
 import shutil
@@ -6,21 +9,23 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from upcycle.checkpoint.manifest import hash_file
+from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file
 from upcycle.checkpoint.marks import made_here
 from upcycle.checkpoint.staging import check_output, write_file
 
 
 class Record(BaseModel, frozen=True):
-    """What is known of a stage.
+    """What a run left as a stage's output.
 
     Attributes:
-        fingerprint: of its options and inputs.
-        files: the hashes of the files that it made; None where it was started and did not finish.
+        files: the hashes of its files.
+        manifest: the hash of its manifest, which may lie beside it.
+        read: a hash of what the stage read that its manifest does not tell.
     """
 
-    fingerprint: str
-    files: dict[str, str] | None = None
+    files: dict[str, str] = {}
+    manifest: str | None = None
+    read: str | None = None
 
 
 _RECORDS = TypeAdapter(dict[str, Record])
@@ -29,7 +34,7 @@ _RECORDS = TypeAdapter(dict[str, Record])
 class Records:
     """The records of a run, read at first and written at each change.
 
-    A missing or damaged file holds none: every stage is then run again.
+    A missing or damaged file holds none: nothing is then known to be the run's own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,19 +46,17 @@ class Records:
             except ValidationError:
                 self._found = {}
 
-    def was_started(self, stage: str, fingerprint: str) -> bool:
-        """Whether the stage was begun last by the same options from the same inputs."""
-        found = self._found.get(stage)
-        return found is not None and found.fingerprint == fingerprint
+    def is_own(self, stage: str, output: Path, manifest: Path) -> bool:
+        """Whether all that is there comes from the run: whole, damaged or in parts."""
+        found = self._found.get(stage, Record())
+        # What replaced it later, by another command, has another manifest.
+        was = found.manifest or found.files.get(MANIFEST_NAME)
+        is_same = _hash(manifest) in (was, None) or not made_here(output)
+        return is_same and _names(output) <= found.files.keys()
 
-    def is_finished(self, stage: str, fingerprint: str, output: Path) -> bool:
-        """Whether all files that the same stage made are there as it left them."""
-        files = self._files(stage)
-        if not (self.was_started(stage, fingerprint) and files):
-            return False
-        return files.keys() <= _names(output) and all(
-            hash_file(output / name) == known for name, known in files.items()
-        )
+    def read_by(self, stage: str) -> str | None:
+        """The hash of what the stage read that its manifest does not tell."""
+        return self._found.get(stage, Record()).read
 
     def make_room(self, stage: str, output: Path) -> None:
         """Remove what is left of a damaged output.
@@ -62,28 +65,22 @@ class Records:
             OutputError: something is there that was not made here.
         """
         # Without a manifest that can be read, its names alone tell it from a stranger's folder.
-        is_ours = not output.is_symlink() and _names(output) <= self._files(stage).keys()
+        known = self._found.get(stage, Record()).files.keys()
+        is_ours = not output.is_symlink() and _names(output) <= known
         if is_ours and output.is_dir() and not made_here(output):
             shutil.rmtree(output)
         check_output(output, overwrite=True)
 
-    def start(self, stage: str, fingerprint: str) -> None:
-        """Note that a stage begins."""
-        self._write(stage, Record(fingerprint=fingerprint))
-
-    def finish(self, stage: str, fingerprint: str, output: Path) -> None:
-        """Note that a stage made its output."""
+    def finish(self, stage: str, output: Path, manifest: Path, read: str | None) -> None:
+        """Note that the run made an output."""
         files = {name: hash_file(output / name) for name in sorted(_names(output))}
-        self._write(stage, Record(fingerprint=fingerprint, files=files))
-
-    def _files(self, stage: str) -> dict[str, str]:
-        found = self._found.get(stage)
-        return {} if found is None else found.files or {}
-
-    def _write(self, stage: str, record: Record) -> None:
-        self._found[stage] = record
+        self._found[stage] = Record(files=files, manifest=_hash(manifest), read=read)
         text = json.dumps(_RECORDS.dump_python(self._found), indent=2, sort_keys=True)
         write_file(self._path, text + "\n")
+
+
+def _hash(file: Path) -> str | None:
+    return hash_file(file) if file.is_file() else None
 
 
 def _names(output: Path) -> set[str]:

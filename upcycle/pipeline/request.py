@@ -17,8 +17,10 @@ from upcycle.export import options as export_options
 from upcycle.export.coreml import SUFFIX
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.pipeline.layout import Layout, check_inputs
+from upcycle.pipeline.training import check_teacher
 from upcycle.recipe.schema import ExportRecipe, Recipe
 from upcycle.training.facts import check_text
+from upcycle.training.launch import check_launch
 
 
 def request_checks(
@@ -32,8 +34,11 @@ def request_checks(
         inputs: files that the output must not touch beside those that the recipe names.
         strict: what would only be warned of fails too.
     """
-    mine = [source, *recipe.texts, *inputs]
     training, exported = recipe.train, recipe.export
+    mine = [source, *recipe.texts, *inputs]
+    if training is not None and training.teacher is not None:
+        teacher = Path(training.teacher)
+        mine += [teacher] if teacher.is_dir() else []  # else a Hub id, or its own check's matter
     checks = [
         ("inputs and output", lambda: _inputs(recipe, mine)),
         ("conversion", lambda: _conversion(recipe, source)),
@@ -44,6 +49,9 @@ def request_checks(
         checks.append(("export", lambda: _export(exported, recipe.output)))
     checks.append(("evaluation text", lambda: _evaluation_text(recipe, source)))
     if training is not None:
+        checks.insert(0, ("launch", lambda: check_launch(training)))
+        if training.teacher is not None:
+            checks.append(("teacher", lambda: check_teacher(recipe)))
         checks.append(("training text", lambda: check_text(source, training)))
     return checks
 

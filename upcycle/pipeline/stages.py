@@ -1,333 +1,325 @@
-"""The stages of a run, and running those that are not finished.
-
-A stage is finished when its files are there as it left them, made from the same inputs by the same
-options; `stages.json` in the output folder records both. An uptraining that was interrupted goes
-on from its newest state.
-"""
+"""The stages of a recipe: what each reads, makes, and finds already made."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from upcycle.checkpoint.lineage import differences, mapping
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, hash_folder, write_manifest
-from upcycle.checkpoint.reader import Checkpoint, resolve
-from upcycle.checkpoint.staging import locked, staged, writing
+from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.checkpoint.staging import staged
+from upcycle.conversion.calibration_options import path_of
 from upcycle.conversion.run import convert
-from upcycle.data.documents import packaged_text
+from upcycle.export import options as export_options
+from upcycle.export.bundle import bundle_folder
+from upcycle.export.quantize.loading import load_quantization
 from upcycle.families import shape_of
+from upcycle.pipeline import training
+from upcycle.pipeline.contents import Contents
+from upcycle.pipeline.conversion import option_changes
 from upcycle.pipeline.layout import Layout
-from upcycle.pipeline.records import Records
-from upcycle.pipeline.request import request_checks
-from upcycle.progress import Watcher, ignore
-from upcycle.recipe.schema import BUILTIN, ExportRecipe, Recipe
-from upcycle.report.build import build_report
+from upcycle.pipeline.outputs import Stage, file_damage, manifest_changes
+from upcycle.progress import Watcher
+from upcycle.recipe.schema import ExportRecipe, Recipe
+from upcycle.report.build import LOADED_SUFFIXES, build_report
 from upcycle.report.render import write_report
+from upcycle.training.facts import weight_hashes
 from upcycle.training.log import LOG_NAME
-from upcycle.training.state import check_work, state_folders
-
-_HASHED = ("text", "calibration", "quantize")  # as files: their paths say nothing
+from upcycle.training.team import team
 
 COMPARISON_JSON = "comparison.json"
 REPORT_JSON = "report.json"
+LIBRARIES = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One step of a run.
+class Run:
+    """What the stages of a run share.
 
     Attributes:
-        name: "convert", "train", "evaluate", "export" or "report".
-        output: the folder that it makes.
-        options: the recipe's section, as plain data.
-        inputs: hashes of everything that it reads, known when the stages before it are finished.
-        action: makes the output anew.
+        recipe: what to do.
+        source: the folder of the recipe's source.
+        layout: where everything goes.
+        command: how to make the report again, for its provenance.
+        contents: the hashes of what is read and made.
     """
 
-    name: str
-    output: Path
-    options: Mapping[str, Any]
-    inputs: Callable[[], Mapping[str, Any]]
-    action: Callable[[Watcher], object]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run left behind.
-
-    Attributes:
-        layout: where everything is.
-        skipped: the stages that were finished before.
-        report: the content of report.json.
-        package: the Core ML package, or None where the recipe exports none.
-    """
-
+    recipe: Recipe
+    source: Path
     layout: Layout
-    skipped: tuple[str, ...]
-    report: Mapping[str, Any]
-    package: Path | None
+    command: str
+    contents: Contents
 
     @property
-    def passed(self) -> bool:
-        """Whether every margin of the recipe was kept."""
-        return all(margin["passed"] for margin in self.report["comparison"]["margins"])
+    def last(self) -> Path:
+        """The checkpoint that is judged and exported."""
+        return self.layout.converted if self.recipe.train is None else self.layout.uptrained
+
+    @property
+    def candidates(self) -> list[Path]:
+        """The checkpoints that are compared with the source."""
+        return list(dict.fromkeys([self.layout.converted, self.last]))
+
+    @property
+    def log(self) -> Path | None:
+        """The log of the uptraining, where there is one."""
+        log = self.layout.training / LOG_NAME
+        return log if self.recipe.train is not None and log.is_file() else None
+
+    def models(self) -> dict[str, Any]:
+        """Hashes that stand for the compared checkpoints."""
+        made = [hash_file(folder / MANIFEST_NAME) for folder in self.candidates]
+        return {"source": self.source_files(), "candidates": made}
+
+    def source_files(self) -> dict[str, str]:
+        """Hashes of what loading the source reads."""
+        return _loaded(self.contents.of_folder(self.source))
+
+    def weights(self, folder: Path) -> dict[str, str]:
+        """Hashes of a checkpoint's configuration and weights."""
+        found = self.contents.of_folder(folder)
+        headers = Checkpoint.open(folder).headers
+        return {name: found[name] for name in (CONFIG_FILE, *(h.path.name for h in headers))}
 
 
-def run(
-    recipe: Recipe,
-    *,
-    command: str,
-    inputs: Iterable[Path] = (),
-    watch: Watcher = ignore,
-    announce: Callable[[str, bool], None] = lambda name, skipped: None,
-) -> RunResult:
-    """Run the stages of a recipe that are not finished yet.
+def stages_of(run: Run) -> list[Stage]:
+    """The recipe's stages in order; each reads what the ones before it made."""
+    made = [_convert_stage(run)]
+    if run.recipe.train is not None:
+        made.append(_train_stage(run))
+    models = tuple(stage.name for stage in made)
+    made.append(_evaluate_stage(run, models))
+    if run.recipe.export is not None:
+        made.append(_export_stage(run, run.recipe.export, models))
+    made.append(_report_stage(run, tuple(stage.name for stage in made)))
+    return made
+
+
+def _convert_stage(run: Run) -> Stage:
+    section, folder = run.recipe.convert, run.layout.converted
+
+    def changes(manifest: Mapping[str, Any]) -> list[str]:
+        was = _loaded(mapping(mapping(manifest.get("source")).get("files")))
+        return [
+            *differences({"source": was}, {"source": run.source_files()}),
+            *option_changes(manifest, section),
+        ]
+
+    def action(watch: Watcher) -> tuple[str, ...]:
+        convert(run.source, folder, overwrite=True, watch=watch, **section.model_dump())
+        return ()
+
+    return Stage(
+        "convert",
+        folder,
+        folder / MANIFEST_NAME,
+        (),
+        changes,
+        lambda manifest: file_damage(manifest, run.contents.of_folder(folder)),
+        action,
+    )
+
+
+def _train_stage(run: Run) -> Stage:
+    folder = run.layout.uptrained
+
+    def action(watch: Watcher) -> tuple[str, ...]:
+        crew = team()
+        if crew is not None:
+            crew.tell(training.JOIN)
+        command = ["upcycle", "train", *shlex.split(run.command)[2:]]
+        return training.start(
+            run.recipe, resume=True, overwrite=True, watch=watch, command=command
+        ).notes
+
+    return Stage(
+        "train",
+        folder,
+        folder / MANIFEST_NAME,
+        ("convert",),
+        lambda manifest: training_changes(run, training.result_facts(manifest), is_made=True),
+        lambda manifest: file_damage(manifest, run.contents.of_folder(folder), key="weights"),
+        action,
+    )
+
+
+def training_changes(run: Run, facts: Mapping[str, Any], *, is_made: bool) -> list[str]:
+    """What makes the recipe's uptraining another run than that of a state or a result.
 
     Args:
-        recipe: what to do.
-        command: how to make the report again, for its provenance.
-        inputs: files that the output must not touch beside those that the recipe names.
-        watch: told the progress of the running stage.
-        announce: told each stage's name and whether it is skipped, before it runs.
-
-    Raises:
-        OutputError: the output folder overlaps an input, cannot be written, or is being written
-            by another run.
-        UpcycleError: a stage's own errors; earlier stages stay finished.
+        run: with a train section.
+        facts: of the run that was.
+        is_made: whether the converted folder is the recipe's.
     """
-    chunked = recipe.export is not None and recipe.export.chunk_size is not None
-    layout = Layout(recipe.output, chunked=chunked)
-    source = resolve(recipe.source)
-    for _, check in request_checks(recipe, source, inputs):
-        check()
-    with writing(layout.output):
-        layout.output.mkdir(parents=True, exist_ok=True)
-    with locked(layout.output.resolve(), layout.output):
-        skipped = _run_stages(_stages(recipe, source, layout, command), layout, watch, announce)
-    report = _read_json(layout.report / REPORT_JSON)
-    package = None if recipe.export is None else layout.package
-    return RunResult(layout, tuple(skipped), report, package)
-
-
-def _run_stages(
-    stages: list[Stage], layout: Layout, watch: Watcher, announce: Callable[[str, bool], None]
-) -> list[str]:
-    """Run what is not finished; the names of the stages that were."""
-    records = Records(layout.stages)
-    check_work(layout.training)
-    for stage in stages:
-        records.make_room(stage.name, stage.output)
-    skipped = []
-    for stage in stages:
-        fingerprint = _fingerprint(stage)
-        done = records.is_finished(stage.name, fingerprint, stage.output)
-        announce(stage.name, done)
-        if done:
-            skipped.append(stage.name)
-            continue
-        if stage.name == "train" and not records.was_started(stage.name, fingerprint):
-            _forget_training(layout)
-        records.start(stage.name, fingerprint)
-        stage.action(watch)
-        records.finish(stage.name, fingerprint, stage.output)
-    return skipped
-
-
-def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[Stage]:
-    """The recipe's stages in order; each reads what the ones before it made."""
-    stages = []
-    last = layout.converted if recipe.train is None else layout.uptrained
-    candidates = [layout.converted] if recipe.train is None else [layout.converted, last]
-    log = None if recipe.train is None else layout.training / LOG_NAME
-    source_hash = _content(source)
-
-    def models() -> dict[str, Any]:
-        return {"source": source_hash, "candidates": [_made(folder) for folder in candidates]}
-
-    def convert_stage(watch: Watcher) -> None:
-        section = recipe.convert.model_dump()
-        convert(source, layout.converted, overwrite=True, watch=watch, **section)
-
-    stages.append(
-        Stage(
-            "convert",
-            layout.converted,
-            _without_paths(recipe.convert.model_dump(mode="json")),
-            lambda: {"source": source_hash, "text": _texts(recipe.convert.calibration)},
-            convert_stage,
-        )
+    assert run.recipe.train is not None
+    student = None
+    if is_made:
+        student = run.weights(run.layout.converted)
+    named = run.recipe.train.teacher
+    if named is None:
+        teacher = run.weights(run.source)
+    else:
+        teacher = weight_hashes(Checkpoint.open(training.teacher_of(run.recipe)))
+    return training.run_changes(
+        facts,
+        run.recipe.train,
+        converted=run.layout.converted,
+        student=student,
+        teacher=teacher,
     )
-    if recipe.train is not None:
-        training = recipe.train
 
-        def train_stage(watch: Watcher) -> None:
-            from upcycle.training.loop import uptrain
 
-            uptrain(
-                layout.converted,
-                source,
-                training,
-                layout.uptrained,
-                layout.training,
-                resume=True,
-                overwrite=True,
-                watch=watch,
-            )
+def _evaluate_stage(run: Run, needs: tuple[str, ...]) -> Stage:
+    section, folder = run.recipe.evaluate, run.layout.evaluation
+    options = section.model_dump(mode="json", exclude={"text"})
 
-        stages.append(
-            Stage(
-                "train",
-                layout.uptrained,
-                _without_paths(training.model_dump(mode="json")),
-                lambda: {
-                    "converted": _made(layout.converted),
-                    "source": source_hash,
-                    "text": [_content(item.path) for item in training.data.sources],
-                },
-                train_stage,
-            )
-        )
-    evaluate_options = _without_paths(recipe.evaluate.model_dump(mode="json"))
+    def source() -> dict[str, Any]:
+        return {**run.models(), "text": [run.contents.of(path) for path in section.text]}
 
-    def evaluate_inputs() -> dict[str, Any]:
-        return {**models(), "text": [_content(path) for path in recipe.evaluate.text]}
-
-    def evaluate_stage(watch: Watcher) -> None:
+    def action(watch: Watcher) -> tuple[str, ...]:
         from upcycle.evaluation.compare import evaluate
 
-        section = recipe.evaluate.model_dump()
-        section["margins"] = recipe.evaluate.margins.model_dump()
-        comparison = evaluate(source, candidates, watch=watch, **section).to_dict()
-        with staged(layout.evaluation, overwrite=True) as folder:
+        asked = {**section.model_dump(), "margins": section.margins.model_dump()}
+        comparison = evaluate(run.source, run.candidates, watch=watch, **asked).to_dict()
+        with staged(folder, overwrite=True) as partial:
             text = json.dumps(comparison, indent=2, ensure_ascii=False) + "\n"
-            (folder / COMPARISON_JSON).write_text(text, encoding="utf-8")
-            write_manifest(
-                folder,
-                stage="evaluate",
-                source=evaluate_inputs(),
-                options=evaluate_options,
-                libraries=("torch", "transformers"),
-                result={"files": hash_folder(folder)},
-            )
+            (partial / COMPARISON_JSON).write_text(text, encoding="utf-8")
+            _write_manifest(partial, "evaluate", source(), options)
+        return ()
 
-    stages.append(
-        Stage("evaluate", layout.evaluation, evaluate_options, evaluate_inputs, evaluate_stage)
+    return Stage(
+        "evaluate",
+        folder,
+        folder / MANIFEST_NAME,
+        needs,
+        lambda manifest: manifest_changes(manifest, source=source(), options=options),
+        lambda manifest: file_damage(manifest, run.contents.of_folder(folder)),
+        action,
     )
-    if recipe.export is not None:
-        exported = recipe.export
 
-        def export_stage(watch: Watcher) -> None:
-            from upcycle.export.coreml import export_coreml
-            from upcycle.export.options import ExportOptions
 
-            export_coreml(
-                last,
-                layout.package,
-                ExportOptions(**exported.model_dump(exclude={"calibration"})),
-                calibration=exported.calibration,
-                overwrite=True,
-                watch=watch,
-            )
+def _export_stage(run: Run, section: ExportRecipe, needs: tuple[str, ...]) -> Stage:
+    package, is_chunked = run.layout.package, section.chunk_size is not None
+    folder = package if is_chunked else bundle_folder(package)
+    options = export_options.ExportOptions(**section.model_dump(exclude={"calibration"}))
+    scheme = None if section.quantize is None else Path(section.quantize).name
 
-        stages.append(
-            Stage(
-                "export",
-                layout.package,
-                _without_paths(exported.model_dump(mode="json")),
-                lambda: {"checkpoint": _made(last), **_quantization(exported)},
-                export_stage,
-            )
+    def action(watch: Watcher) -> tuple[str, ...]:
+        from upcycle.export.coreml import export_coreml
+
+        export_coreml(
+            run.last,
+            package,
+            options,
+            calibration=section.calibration,
+            overwrite=True,
+            watch=watch,
         )
+        return ()
 
-    def report_stage(watch: Watcher) -> None:
-        comparison = _read_json(layout.evaluation / COMPARISON_JSON)
+    def damaged(manifest: Mapping[str, Any]) -> list[str]:
+        wrong = file_damage(manifest, run.contents.of_folder(folder))
+        if is_chunked:
+            return wrong
+        return wrong + file_damage(manifest, run.contents.of_folder(package), key="package")
+
+    return Stage(
+        "export",
+        package,
+        folder / MANIFEST_NAME,
+        needs,
+        lambda manifest: manifest_changes(
+            manifest,
+            source=run.weights(run.last),
+            options={**asdict(options), "quantize": scheme},
+        ),
+        damaged,
+        action,
+        lambda: _quantization(run, section),
+    )
+
+
+def _quantization(run: Run, section: ExportRecipe) -> str | None:
+    """A hash of what decides how weights are stored, but for a preset's own name."""
+    if section.quantize is None:
+        return None
+    is_file = Path(section.quantize).is_file()
+    texts = []
+    if load_quantization(section.quantize).promote is not None:
+        texts = [run.contents.of(path_of(text)) for text in section.calibration]
+    elif not is_file:
+        return None
+    read = [hash_file(Path(section.quantize)) if is_file else section.quantize, texts]
+    return xxhash.xxh3_128_hexdigest(json.dumps(read, sort_keys=True).encode())
+
+
+def _report_stage(run: Run, needs: tuple[str, ...]) -> Stage:
+    layout, recipe = run.layout, run.recipe
+    options = {"command": run.command}
+
+    def source() -> dict[str, Any]:
+        return {
+            **run.models(),
+            "comparison": hash_file(layout.evaluation / MANIFEST_NAME),
+            "log": None if run.log is None else hash_file(run.log),
+            "package": None if recipe.export is None else run.contents.of(layout.package),
+        }
+
+    def action(watch: Watcher) -> tuple[str, ...]:
+        comparison = read_json(layout.evaluation / COMPARISON_JSON)
         labels = [model["label"] for model in comparison["models"]]
         export = None
         if recipe.export is not None:
             from upcycle.export.traffic import describe_export
 
-            export = describe_export(shape_of(Checkpoint.open(source).config), layout.package)
+            export = describe_export(shape_of(Checkpoint.open(run.source).config), layout.package)
         document = build_report(
             comparison,
-            folders=dict(zip(labels, [source, *candidates], strict=True)),
-            command=command,
-            training_log=log,
+            folders=dict(zip(labels, [run.source, *run.candidates], strict=True)),
+            command=run.command,
+            training_log=run.log,
             export=export,
         )
         with staged(layout.report, overwrite=True) as folder:
             write_report(document, folder)
+            _write_manifest(folder, "report", source(), options)
+        return ()
 
-    stages.append(
-        Stage(
-            "report",
-            layout.report,
-            {"command": command},
-            lambda: {
-                **models(),
-                "comparison": _made(layout.evaluation),
-                "log": None if log is None else _content(log),
-                "package": None if recipe.export is None else _content(layout.package),
-            },
-            report_stage,
-        )
+    return Stage(
+        "report",
+        layout.report,
+        layout.report / MANIFEST_NAME,
+        needs,
+        lambda manifest: manifest_changes(manifest, source=source(), options=options),
+        lambda manifest: file_damage(manifest, run.contents.of_folder(layout.report)),
+        action,
     )
-    return stages
 
 
-def _forget_training(layout: Layout) -> None:
-    """Remove the states of another run."""
-    for folder in state_folders(layout.training):
-        shutil.rmtree(folder)
+def _write_manifest(
+    folder: Path, stage: str, source: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    write_manifest(
+        folder,
+        stage=stage,
+        source=source,
+        options=options,
+        libraries=LIBRARIES,
+        result={"files": hash_folder(folder)},
+    )
 
 
-def _fingerprint(stage: Stage) -> str:
-    from upcycle import __version__
-
-    facts = {"options": stage.options, "inputs": stage.inputs(), "upcycle": __version__}
-    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
+def _loaded(files: Mapping[str, str]) -> dict[str, str]:
+    """Those of a folder's hashes that are of what loading reads, and not of cards and pictures."""
+    return {name: known for name, known in files.items() if Path(name).suffix in LOADED_SUFFIXES}
 
 
-def _content(path: Path) -> str | dict[str, str]:
-    """Hashes of a file, or of every file of a folder."""
-    return hash_folder(path) if path.is_dir() else hash_file(path)
-
-
-def _texts(calibration: Iterable[Path]) -> list[str | dict[str, str]]:
-    """Hashes of text that is measured on."""
-    return [
-        _content(packaged_text("calibration") if str(path) == BUILTIN else path)
-        for path in calibration
-    ]
-
-
-def _quantization(exported: ExportRecipe) -> dict[str, Any]:
-    """Hashes of what decides how weights are stored."""
-    if exported.quantize is None:
-        return {}
-    scheme = Path(exported.quantize)
-    return {
-        "text": _texts(exported.calibration),
-        "scheme": hash_file(scheme) if scheme.is_file() else exported.quantize,
-    }
-
-
-def _made(folder: Path) -> str:
-    """The hash of a made folder's manifest, which holds the hashes of its files."""
-    return hash_file(folder / MANIFEST_NAME)
-
-
-def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
-    """Options without the paths of text, whose content is hashed instead."""
-    kept = {key: value for key, value in options.items() if key not in _HASHED}
-    if "data" in kept:
-        kept["data"] = {key: value for key, value in kept["data"].items() if key != "sources"}
-    return kept
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that a stage wrote."""
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document

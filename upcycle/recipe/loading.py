@@ -18,6 +18,8 @@ from upcycle.recipe.problems import problems_of
 from upcycle.recipe.schema import BUILTIN, Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
 
+_MODELS: tuple[Location, ...] = (("source",), ("train", "teacher"))  # may be Hub ids
+
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read and check a recipe.
@@ -169,7 +171,7 @@ def _resolve_paths(
             text = container[key]
             try:
                 absolute = (folder / Path(text).expanduser()).resolve()
-                names_a_model = not absolute.exists() and location == ("source",)
+                names_a_model = not absolute.exists() and location in _MODELS
             # A null character, an unknown user's home, or a name that is too long.
             except (ValueError, RuntimeError, OSError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -185,7 +187,10 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
     slots: list[tuple[Any, Any, Location]] = [
         (value, key, (key,)) for key in ("source", "output") if key in value
     ]
-    sources = _get(_get(_get(value, "train"), "data"), "sources")
+    trained = _get(value, "train")
+    if _get(trained, "teacher") is not None:
+        slots.append((trained, "teacher", ("train", "teacher")))
+    sources = _get(_get(trained, "data"), "sources")
     if isinstance(sources, list):
         slots += [
             (source, "path", ("train", "data", "sources", index, "path"))

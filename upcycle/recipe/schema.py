@@ -90,6 +90,7 @@ class TrainRecipe(Section):
 
     Attributes:
         data: the text.
+        teacher: a checkpoint to learn from instead of the source, a folder or a Hub id.
         sequence_length: tokens per packed row.
         batch_size: rows per optimiser step, over all processes.
         micro_batch_size: rows per forward pass of one process.
@@ -114,6 +115,7 @@ class TrainRecipe(Section):
     """
 
     data: DataRecipe
+    teacher: str | None = None
     sequence_length: Annotated[int, Field(ge=2)]
     batch_size: Positive
     micro_batch_size: Positive

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.lineage import not_of_origin, origin_of
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
 from upcycle.report.schema import (
     SCHEMA,
@@ -43,6 +44,9 @@ def build_report(
     """
     from upcycle import __version__
 
+    provenance = [
+        _provenance(model["label"], folders[model["label"]]) for model in comparison["models"]
+    ]
     return {
         "schema": SCHEMA,
         "command": command,
@@ -52,9 +56,8 @@ def build_report(
             **{name: version(name) for name in LIBRARIES},
         },
         "comparison": dict(comparison),
-        "provenance": [
-            _provenance(model["label"], folders[model["label"]]) for model in comparison["models"]
-        ],
+        "provenance": provenance,
+        "warnings": _other_sources(provenance),
         "training": read_training_log(training_log) if training_log else None,
         "export": dict(export) if export is not None else None,
     }
@@ -94,6 +97,21 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return rows
     last = len(rows) - 1
     return [rows[round(i * last / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]
+
+
+def _other_sources(provenance: list[ModelProvenance]) -> list[str]:
+    """A line for each candidate whose manifest tells of another source than the compared one."""
+    source, *candidates = provenance
+    warnings = []
+    for model in candidates:
+        origin = origin_of(model["manifest"])
+        other = not_of_origin(origin, source["files"]) if origin else []
+        if other:
+            warnings.append(
+                f"{model['label']} ({model['folder']}) was not made from {source['folder']}: "
+                f"{', '.join(other)} there is another than its upcycle.json tells"
+            )
+    return warnings
 
 
 def _provenance(label: str, folder: Path) -> ModelProvenance:

@@ -68,6 +68,8 @@ class ReportDocument(TypedDict):
     """`upcycle.evaluation.results.Comparison.to_dict()`."""
     provenance: list[ModelProvenance]
     """One entry for each of `comparison.models`, in the same order."""
+    warnings: list[str]
+    """What speaks against the comparison, such as a candidate of another source."""
     training: Training | None
     """The uptraining run; None where no log was given."""
     export: dict[str, Any] | None

@@ -3,18 +3,24 @@
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.lineage import is_vocabulary
 from upcycle.checkpoint.loading import load_tokenizer
-from upcycle.checkpoint.manifest import hash_file
+from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import read_documents
 from upcycle.data.ledger import Ledger
 from upcycle.data.packing import IGNORED, PackedRows, pack
-from upcycle.data.tokens import tokenise_documents
+from upcycle.data.tokens import Tokens, tokenise_documents
 from upcycle.errors import DataError
 from upcycle.recipe.schema import TrainRecipe
 
-# What may differ between a run and its resumption: none of it touches the weights.
-_FREE_KEYS = {"checkpoint_every", "keep_last", "evaluate_every"}
+# What may differ between a run and its resumption: none of it touches the weights beyond rounding.
+# `steps` stands for fraction and source_steps.
+FREE_KEYS = {
+    "checkpoint_every", "keep_last", "evaluate_every", "micro_batch_size", "fraction",
+    "source_steps",
+}  # fmt: skip
+_TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 _DOCUMENTS = 20  # of every source, read at least before a run
 
@@ -41,7 +47,24 @@ def training_rows(
     num_held_out = max(_held_out(len(rows)), len(rows) - last_with_targets)
     _check_batch(len(rows), num_held_out, recipe)
     num_training = len(rows) - num_held_out
-    return rows.part(0, num_training), rows.part(num_training, len(rows))
+    training = rows.part(0, num_training)
+    if not training.num_targets:
+        raise no_targets(f"{num_training} rows of {recipe.sequence_length} tokens")
+    return training, rows.part(num_training, len(rows))
+
+
+def no_targets(what: str) -> DataError:
+    """The refusal of text that nothing could be learnt from."""
+    return DataError(
+        f"none of {what} carries a loss",
+        where="recipe, train.data",
+        fix="give chats in which the assistant says something, or turn assistant_only off",
+    )
+
+
+def target_share(targets: int, tokens: int) -> str:
+    """How many tokens carry a loss, for people."""
+    return f"{targets:,} of {tokens:,} tokens ({targets / tokens:.1%}) are targets"
 
 
 def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
@@ -55,7 +78,7 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
     """
     tokenizer, data = load_tokenizer(tokenizer_folder), recipe.data
     enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
-    details, filled = [], 0
+    details, filled, targets = [], 0, 0
     for source in data.sources:
         documents = read_documents([source.path], data.text_column)
         count = 0
@@ -63,16 +86,26 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
             tokenise_documents(documents, tokenizer, assistant_only=data.chat.assistant_only), 1
         ):
             count += len(tokens.ids)
-            if number >= _DOCUMENTS and filled + count >= enough:
+            targets += num_targets(tokens)
+            if number >= _DOCUMENTS and filled + count >= enough and targets:
                 details.append(f"{source.path.name}: first {number} documents, {count:,} tokens")
                 break
         else:
             details.append(f"{source.path.name}: {count:,} tokens")
         filled += count
+    if filled and not targets:
+        raise no_targets(f"{filled:,} tokens")
     if filled < enough:
         num_rows = -(-filled // recipe.sequence_length) if filled >= recipe.sequence_length else 0
         _check_batch(num_rows, _held_out(num_rows), recipe)
-    return "; ".join(details)
+    return "; ".join([*details, target_share(targets, filled)])
+
+
+def num_targets(tokens: Tokens) -> int:
+    """Tokens of a document that carry a loss: never its first, which nothing predicts."""
+    if tokens.loss_mask is None:
+        return max(0, len(tokens.ids) - 1)
+    return int(tokens.loss_mask[1:].sum())
 
 
 def _held_out(num_rows: int) -> int:
@@ -96,18 +129,54 @@ def run_facts(
 
     The rows' hash stands for the text, the tokenizer and the packing; paths stay out.
     """
-    settings = recipe.model_dump(mode="json", exclude={"data", *_FREE_KEYS})
+    return {
+        **run_settings(recipe),
+        "student": weight_hashes(student),
+        "teacher": weight_hashes(teacher),
+        "rows": row_facts(rows),
+        "text": text_facts(recipe, student.folder),
+    }
+
+
+def run_settings(recipe: TrainRecipe) -> dict[str, Any]:
+    """The part of `run_facts` that the recipe says by itself."""
+    settings = recipe.model_dump(mode="json", exclude={"data", "teacher", *FREE_KEYS})
     settings["steps"] = recipe.num_steps
     return {
         **{key: value for key, value in settings.items() if value is not None},
         "data": [source.path.name for source in recipe.data.sources],
         "assistant_only": recipe.data.chat.assistant_only,
-        "student": _weight_hashes(student),
-        "teacher": _weight_hashes(teacher),
-        "rows": {"count": len(rows), "hash": rows.content_hash()},
     }
 
 
-def _weight_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+def setting_keys() -> set[str]:
+    """The keys that `run_settings` may have; older runs may have had others."""
+    return {*TrainRecipe.model_fields, "assistant_only"} - {"teacher", *FREE_KEYS}
+
+
+def row_facts(rows: PackedRows) -> dict[str, Any]:
+    """What tells rows from others."""
+    return {"count": len(rows), "hash": rows.content_hash()}
+
+
+def text_facts(recipe: TrainRecipe, tokenizer_folder: Path) -> dict[str, Any]:
+    """What rows are made of, apart from the settings: the same text makes the same rows.
+
+    Other text may, too, so that only the rows decide whether a run is the same.
+    """
+    names = [path.name for path in tokenizer_folder.iterdir() if path.is_file()]
+    return {
+        "files": [hash_path(source.path) for source in recipe.data.sources],
+        "column": recipe.data.text_column,
+        "tokenizer": {
+            name: hash_file(tokenizer_folder / name)
+            for name in sorted(names)
+            if is_vocabulary(name) or name.startswith(_TOKENIZER_SETTINGS)
+        },
+    }
+
+
+def weight_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """Content hashes of a checkpoint's configuration and weights, by file name."""
     paths = [checkpoint.folder / CONFIG_FILE, *(header.path for header in checkpoint.headers)]
     return {path.name: hash_file(path) for path in paths}

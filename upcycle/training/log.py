@@ -2,9 +2,10 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from upcycle.checkpoint.staging import write_file
 
 LOG_NAME = "log.jsonl"
 
@@ -14,7 +15,8 @@ class RunLog:
 
     A step's record has tokens (trained on so far), loss, ce, kl (nats per token), lr, grad_norm
     and tokens_per_second; an evaluation's heldout_nll and heldout_kl; a skipped step's skipped and
-    rows; a resumption's resumed and notes. A number that is not finite is null.
+    rows; a state that was not saved the reason, unsaved; a resumption's resumed, notes and changes,
+    each with step, key, from and to. A number that is not finite is null.
 
     Args:
         path: the file.
@@ -33,10 +35,7 @@ class RunLog:
             if "heldout_nll" in record and "heldout_kl" in record
         ]
         if self._path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_text("".join(map(_line, kept)), encoding="utf-8")
-            os.replace(partial, path)
+            write_file(path, "".join(map(_line, kept)))
 
     def write(self, step: int, **values: Any) -> None:
         """Append one record."""

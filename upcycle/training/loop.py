@@ -2,16 +2,17 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
+from upcycle import stopping
 from upcycle.checkpoint.loading import class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
@@ -21,58 +22,31 @@ from upcycle.errors import TrainingError
 from upcycle.evaluation.models import check_context
 from upcycle.progress import Progress, Watcher, ignore
 from upcycle.recipe.schema import TrainRecipe
-from upcycle.training.facts import run_facts, training_rows
+from upcycle.training.changes import Change, change_notes, changes_since, check_allowed
+from upcycle.training.facts import run_facts, target_share, training_rows
 from upcycle.training.isolation import check_isolation
+from upcycle.training.launch import check_launch
 from upcycle.training.log import LOG_NAME, RunLog
 from upcycle.training.models import (
     check_vocabulary,
     choose_trainable,
     stored_names,
 )
-from upcycle.training.result import weights_moved, write_result
+from upcycle.training.result import TrainResult, weights_moved, write_result
 from upcycle.training.state import (
-    check_facts,
     check_work,
     find_state,
     load_state,
+    remove_unfinished,
     save_state,
     state_folders,
 )
-from upcycle.training.step import StepResult, Trainer
+from upcycle.training.step import MAX_SKIPPED_IN_A_ROW, NO_TARGETS, StepResult, Trainer
+from upcycle.training.telling import diverged, kept, without_targets
 
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
 _SUPPORTED = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run did.
-
-    Attributes:
-        output: the uptrained checkpoint.
-        log: the JSONL log.
-        steps: optimiser steps in all.
-        tokens: tokens trained on, over all processes.
-        loss: of the last step, nats per token; None when an earlier process ran it.
-        heldout_nll: mean NLL before and after, on rows that were not trained on.
-        heldout_kl: KL(source || model) before and after, on the same rows.
-        masters_moved: share of the trained weights that differ from the start in fp32.
-        stored_moved: the same in the stored dtype.
-        tokens_per_second: of this process's steps, evaluation left out; 0 when it ran none.
-        notes: what the user should know, such as rows dropped or states passed over.
-    """
-
-    output: Path
-    log: Path
-    steps: int
-    tokens: int
-    loss: float | None
-    heldout_nll: tuple[float, float]
-    heldout_kl: tuple[float, float]
-    masters_moved: float
-    stored_moved: float
-    tokens_per_second: float
-    notes: tuple[str, ...]
+_WRITING_TIME = timedelta(hours=6)
 
 
 def uptrain(
@@ -83,8 +57,11 @@ def uptrain(
     work: Path,
     *,
     resume: bool = False,
+    allow_change: Collection[str] = (),
     overwrite: bool = False,
     watch: Watcher = ignore,
+    tell: Callable[[str], None] = lambda line: None,
+    command: Sequence[str] = ("upcycle", "train", "RECIPE"),
 ) -> TrainResult:
     """Train a checkpoint to behave like its source, and store it in its own layout.
 
@@ -99,8 +76,11 @@ def uptrain(
         output: the folder to make, with the student's dtypes, names, shards and other files.
         work: the folder of training states and of the log, which all processes can see.
         resume: go on from the newest complete state, if there is one.
+        allow_change: keys of the recipe that may differ from the state's, see `changes`.
         overwrite: replace an existing output.
         watch: told after each step.
+        tell: told what the user should know before the first step.
+        command: how the run was asked for, for what an error advises.
 
     Raises:
         CheckpointError: the student or the teacher is damaged.
@@ -110,7 +90,16 @@ def uptrain(
         OutputError: the output exists, or it or `work` cannot be written, is being written by
             another run or holds what no run wrote.
         TrainingError: the run cannot start, resume or go on.
+        Stopped: a signal was heeded between two steps, and the state is saved.
     """
+    check_launch(recipe)
+    check_allowed(allow_change)
+    if allow_change and not resume:
+        raise TrainingError(
+            "only a run that goes on can be changed",
+            where="--allow-change",
+            fix="pass --resume too, or leave --allow-change away",
+        )
     accelerator = _accelerator()
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)
     check_output(output, overwrite=overwrite, inputs=[checkpoint.folder, source.folder])
@@ -125,15 +114,19 @@ def uptrain(
                 where=str(work),
                 fix="pass --resume to go on with it, or remove the folder to start anew",
             )
+        if accelerator.is_main_process:
+            remove_unfinished(work)
         ledger = Ledger()
         rows, held_out = training_rows(checkpoint.folder, recipe, ledger)
         facts = run_facts(recipe, checkpoint, source, rows)
-        run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts)
+        tell(f"training text: {target_share(rows.num_targets, rows.input_ids.numel())}")
+        run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts, command)
         with deterministic(accelerator.device):
-            run.start(resume)
+            run.start(resume, allow_change, tell)
             run.train(watch if accelerator.is_main_process else ignore)
-        notes = (*run.notes, ledger.summary()) if ledger.has_losses else tuple(run.notes)
-        return run.finish(output, overwrite, notes)
+        notes = [*run.notes, *without_targets(run.steps_without_targets)]
+        notes += [ledger.summary()] if ledger.has_losses else []
+        return run.finish(output, overwrite, tuple(notes))
 
 
 @contextmanager
@@ -161,8 +154,12 @@ class _Run:
         rows: PackedRows,
         held_out: PackedRows,
         facts: Mapping[str, Any],
+        command: Sequence[str],
     ) -> None:
         self.notes: list[str] = []
+        self.steps_without_targets: list[int] = []
+        self._changes: list[Mapping[str, Any]] = []
+        self._command = command
         self._accelerator = accelerator
         self._checkpoint = checkpoint
         self._recipe = recipe
@@ -180,18 +177,26 @@ class _Run:
         self._trainable = choose_trainable(student, checkpoint.config, recipe.trainable)
         self._stored = stored_names(student, self._trainable, checkpoint)
         self._trainer = Trainer(accelerator, student, teacher, self._trainable, rows, recipe)
-        self._done = 0
+        self._done = self._saved = 0
+        self._is_sound = True
         self._loss: float | None = None
         self._steps_now, self._seconds = 0, 0.0
 
-    def start(self, resume: bool) -> None:
+    def start(
+        self, resume: bool, allow_change: Collection[str], tell: Callable[[str], None]
+    ) -> None:
         """Restore the newest state, if asked to, and open the log."""
         found = find_state(self._work) if resume else None
+        changes: list[Change] = []
         if found is not None:
-            check_facts(found, self._facts)
+            changes = changes_since(found, self._facts, allow_change)
             load_state(found, self._trainable, self._trainer.optimizer)
-            self._done = found.step
+            self._done = self._saved = found.step
+            self._changes = [*found.changes, *(change.to_dict() for change in changes)]
             self.notes += [*found.notes, f"went on after step {found.step}"]
+            for line in change_notes(found, self._recipe, changes):
+                tell(line)
+                self.notes.append(line)
         # Nobody may write below `work` before everybody has read it.
         self._accelerator.wait_for_everyone()
         self._log = RunLog(
@@ -200,29 +205,62 @@ class _Run:
             writes=self._accelerator.is_main_process,
         )
         if found is not None:
-            self._log.write(found.step, resumed=True, notes=list(found.notes))
+            changed = {"changes": [change.to_dict() for change in changes]} if changes else {}
+            self._log.write(found.step, resumed=True, notes=list(found.notes), **changed)
         if not self._log.held_out:
             self._evaluate()
+        if self._recipe.teacher is not None:
+            name = Path(self._recipe.teacher).name
+            self._log.write(self._done, teacher=name, files=self._facts["teacher"])
+            self.notes.append(f"the teacher is {name}, as the recipe names it, not the source")
 
     def train(self, watch: Watcher) -> None:
-        """Run the steps that are left."""
+        """Run the steps that are left.
+
+        Raises:
+            Stopped: a signal reached one of the processes.
+            TrainingError: `MAX_SKIPPED_IN_A_ROW` steps in a row had no finite gradient.
+        """
+        with stopping.deferred(self._kept):
+            self._heed_signals()
+            while self._done < self._recipe.num_steps:
+                self._train_step(watch)
+                self._heed_signals()
+
+    def _train_step(self, watch: Watcher) -> None:
         recipe = self._recipe
-        while self._done < recipe.num_steps:
-            began = time.perf_counter()
-            result = self._trainer.step(self._done)
-            seconds = time.perf_counter() - began
-            self._done += 1
-            self._steps_now += 1
-            self._seconds += seconds
-            self._loss = result.loss
-            self._log_step(result, seconds)
-            is_last = self._done == recipe.num_steps
-            if is_last or self._done % recipe.evaluate_every == 0:
-                self._evaluate()
-            if is_last or self._done % recipe.checkpoint_every == 0:
-                self._save()
-            note = f"loss {result.loss:.4f} · {self._tokens_per_step / seconds:,.0f} tokens/s"
-            watch(Progress("train", self._done, recipe.num_steps, "steps", note))
+        began = time.perf_counter()
+        result = self._trainer.step(self._done)
+        seconds = time.perf_counter() - began
+        self._done += 1
+        self._steps_now += 1
+        self._seconds += seconds
+        self._log_step(result, seconds)
+        if self._trainer.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+            raise self._diverged(
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row",
+                result.rows,
+            )
+        is_last = self._done == recipe.num_steps
+        if is_last or self._done % recipe.evaluate_every == 0:
+            self._evaluate()
+        if is_last or self._done % recipe.checkpoint_every == 0:
+            self._save()
+        note = f"loss {result.loss:.4f} · {self._tokens_per_step / seconds:,.0f} tokens/s"
+        watch(Progress("train", self._done, recipe.num_steps, "steps", note))
+
+    def _heed_signals(self) -> None:
+        """At a step boundary: where a process got a signal, save the state and stop, all alike."""
+        number, age = self._trainer.agree(stopping.received() or (0, 0.0))
+        if not number:
+            return
+        stopping.adopt(int(number), age)
+        if self._done > self._saved:
+            self._save()
+        stopping.stop(int(number), self._kept())
+
+    def _kept(self) -> str:
+        return kept(self._work, self._done, is_sound=self._is_sound)
 
     def finish(self, output: Path, overwrite: bool, notes: tuple[str, ...]) -> TrainResult:
         """Store the result."""
@@ -239,6 +277,7 @@ class _Run:
                     "tokens": tokens,
                     "masters_moved": moved.masters,
                     "stored_moved": moved.stored,
+                    **({"changes": self._changes} if self._changes else {}),
                 },
                 overwrite=overwrite,
             )
@@ -260,10 +299,14 @@ class _Run:
         )
 
     def _log_step(self, result: StepResult, seconds: float) -> None:
-        if result.skipped:
-            self._log.write(self._done, skipped="the gradient was not finite", rows=result.rows)
-            self.notes.append(f"step {self._done} was skipped: its gradient was not finite")
+        if result.skipped is not None:
+            self._log.write(self._done, skipped=result.skipped, rows=result.rows)
+            if result.skipped == NO_TARGETS:
+                self.steps_without_targets.append(self._done)
+            else:
+                self.notes.append(f"step {self._done} was skipped: {result.skipped}")
             return
+        self._loss = result.loss
         self._log.write(
             self._done,
             tokens=self._done * self._tokens_per_step,
@@ -275,11 +318,29 @@ class _Run:
             tokens_per_second=round(self._tokens_per_step / seconds, 1),
         )
 
+    def _diverged(self, what: str, rows: Sequence[int]) -> TrainingError:
+        return diverged(
+            what,
+            step=self._done,
+            rows=rows,
+            work=self._work,
+            recipe=self._recipe,
+            command=self._command,
+        )
+
     def _evaluate(self) -> None:
         nll, kl = self._trainer.held_out(self._held_out)
         self._log.write(self._done, heldout_nll=nll, heldout_kl=kl)
 
     def _save(self) -> None:
+        """Save the state, unless its weights compute no numbers: nobody could go on from that."""
+        self._is_sound = self._trainer.is_sound(self._held_out)
+        if not self._is_sound:
+            what = "the loss on a held-out row is not finite"
+            self._log.write(self._done, unsaved=what)
+            if self._done == self._recipe.num_steps:
+                raise self._diverged(what, [])
+            return
         if self._accelerator.is_main_process:
             save_state(
                 self._work,
@@ -287,9 +348,11 @@ class _Run:
                 trainable=self._trainable,
                 optimizer=self._trainer.optimizer,
                 facts=self._facts,
+                changes=self._changes,
                 keep_last=self._recipe.keep_last,
             )
         self._accelerator.wait_for_everyone()
+        self._saved = self._done
 
 
 @contextmanager
@@ -320,7 +383,9 @@ def _accelerator() -> Accelerator:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # Without an accelerator, accelerate must be told that the processes belong together.
     on_cpu = world > 1 and not torch.accelerator.is_available()
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
+    # The others wait at a barrier while the main process writes a state or the result.
+    patience = InitProcessGroupKwargs(timeout=_WRITING_TIME)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[patience])
     if accelerator.distributed_type not in _SUPPORTED:
         raise TrainingError(
             f"training under {accelerator.distributed_type.value} is not supported",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from upcycle.checkpoint.manifest import write_manifest
+from upcycle.checkpoint.lineage import origin_of
+from upcycle.checkpoint.manifest import read_manifest, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
 from upcycle.checkpoint.staging import staged
@@ -17,6 +18,37 @@ from upcycle.checkpoint.writer import rewrite
 from upcycle.errors import TrainingError
 
 LIBRARIES = ("accelerate", "safetensors", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        output: the uptrained checkpoint.
+        log: the JSONL log.
+        steps: optimiser steps in all.
+        tokens: tokens trained on, over all processes.
+        loss: of the last step, nats per token; None when an earlier process ran it.
+        heldout_nll: mean NLL before and after, on rows that were not trained on.
+        heldout_kl: KL(source || model) before and after, on the same rows.
+        masters_moved: share of the trained weights that differ from the start in fp32.
+        stored_moved: the same in the stored dtype.
+        tokens_per_second: of this process's steps, evaluation left out; 0 when it ran none.
+        notes: what the user should know, such as rows dropped or states passed over.
+    """
+
+    output: Path
+    log: Path
+    steps: int
+    tokens: int
+    loss: float | None
+    heldout_nll: tuple[float, float]
+    heldout_kl: tuple[float, float]
+    masters_moved: float
+    stored_moved: float
+    tokens_per_second: float
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -78,11 +110,12 @@ def write_result(
         hashes = rewrite(checkpoint, folder, stored)
         copy_sidecars(checkpoint, folder)
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
-        sources = ("student", "teacher", "rows")
+        sources = ("student", "teacher", "rows", "text")
+        origin = origin_of(read_manifest(checkpoint.folder))
         write_manifest(
             folder,
             stage="train",
-            source={key: facts[key] for key in sources},
+            source={**{key: facts[key] for key in sources}, "origin": origin},
             options={key: value for key, value in facts.items() if key not in sources},
             libraries=LIBRARIES,
             result={**result, "weights": hashes},

@@ -6,7 +6,7 @@ run must share. There is no loader or random state: rows and rates are functions
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class _Document(BaseModel, strict=True):
     step: NonNegativeInt
     facts: dict[str, Any]
     files: dict[str, str]
+    changes: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class FoundState:
         folder: where it lies.
         step: optimiser steps done.
         facts: what the run that wrote it was about.
+        changes: what that run had changed at earlier resumptions.
         notes: newer states that were passed over, and why.
     """
 
     folder: Path
     step: int
     facts: Mapping[str, Any]
+    changes: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...]
 
 
@@ -57,6 +60,7 @@ def save_state(
     trainable: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     facts: Mapping[str, Any],
+    changes: Sequence[Mapping[str, Any]],
     keep_last: int,
 ) -> None:
     """Publish the state after `step` steps, then remove all but the newest `keep_last`."""
@@ -75,6 +79,7 @@ def save_state(
         document = {
             "step": step,
             "facts": facts,
+            "changes": list(changes),
             "files": {name: hash_file(folder / name) for name in (_WEIGHTS, _MOMENTS)},
         }
         (folder / _STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -89,7 +94,18 @@ def state_folders(work: Path) -> list[Path]:
         for path in work.glob(f"{_PREFIX}*")
         if path.is_dir() and path.name.removeprefix(_PREFIX).isdigit()
     ]
-    return sorted(folders, key=lambda path: -int(path.name.removeprefix(_PREFIX)))
+    return sorted(folders, key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """The optimiser steps that a state's folder is named after."""
+    return int(folder.name.removeprefix(_PREFIX))
+
+
+def remove_unfinished(work: Path) -> None:
+    """Remove what a killed run had not finished saving."""
+    for path in work.glob(f".{_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def find_state(work: Path) -> FoundState | None:
@@ -107,7 +123,9 @@ def find_state(work: Path) -> FoundState | None:
             notes.append(f"{folder.name} is incomplete ({type(error).__name__}): passed over")
             continue
         if not damaged:
-            return FoundState(folder, document.step, document.facts, tuple(notes))
+            return FoundState(
+                folder, document.step, document.facts, tuple(document.changes), tuple(notes)
+            )
         notes.append(f"{folder.name} is damaged ({', '.join(damaged)}): passed over")
     if notes:
         raise TrainingError(
@@ -115,6 +133,21 @@ def find_state(work: Path) -> FoundState | None:
             where=str(work),
             fix="remove the folder to train from the beginning",
         )
+    return None
+
+
+def newest_facts(work: Path) -> Mapping[str, Any] | None:
+    """The facts of the newest state, whose files are not read; None where there is no state.
+
+    Raises:
+        TrainingError: no state can be read.
+    """
+    for folder in state_folders(work):
+        try:
+            return _Document.model_validate_json((folder / _STATE).read_bytes()).facts
+        except (OSError, ValidationError):
+            continue
+    find_state(work)
     return None
 
 
@@ -148,22 +181,3 @@ def load_state(
     for name, moments in by_name.items():
         parameter = trainable[name]
         optimizer.state[parameter] = {key: v.to(parameter.device) for key, v in moments.items()}
-
-
-def check_facts(found: FoundState, facts: Mapping[str, Any]) -> None:
-    """Refuse to go on with another recipe, text, tokenizer, student or teacher.
-
-    Raises:
-        TrainingError: naming what changed.
-    """
-    changed = [
-        f"{key} was {found.facts.get(key)!r} and is {facts.get(key)!r}"
-        for key in sorted({*found.facts, *facts})
-        if found.facts.get(key) != facts.get(key)
-    ]
-    if changed:
-        raise TrainingError(
-            "the run cannot be resumed, for it is no longer the same: " + "; ".join(changed),
-            where=str(found.folder),
-            fix="restore what changed, or remove the training folder to start anew",
-        )

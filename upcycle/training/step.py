@@ -1,7 +1,7 @@
 """One optimiser step, on any number of processes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A run whose gradients stay broken would only burn time; single bad steps are passed over.
 MAX_SKIPPED_IN_A_ROW = 5
+NOT_FINITE = "the gradient was not finite"
+NO_TARGETS = "no token of its rows carries a loss"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class StepResult:
         learning_rate: used.
         grad_norm: before clipping.
         rows: row numbers of the global batch.
-        skipped: the gradient was not finite and the weights did not move.
+        skipped: why the weights did not move, `NOT_FINITE` or `NO_TARGETS`; None where they did.
+            Without targets there is no loss either: the numbers are NaN.
     """
 
     loss: float
@@ -45,7 +48,7 @@ class StepResult:
     learning_rate: float
     grad_norm: float
     rows: list[int]
-    skipped: bool
+    skipped: str | None
 
 
 class Trainer:
@@ -78,7 +81,7 @@ class Trainer:
         self._accelerator = accelerator
         self._recipe = recipe
         self._rows = rows
-        self._skipped_in_a_row = 0
+        self.skipped_in_a_row = 0
         self._micro_steps = _micro_steps(recipe, accelerator.num_processes)
         self._parameters = list(trainable.values())
         self.teacher = teacher.to(accelerator.device)
@@ -89,11 +92,7 @@ class Trainer:
         self._model, self._optimizer = accelerator.prepare(student, self.optimizer)
 
     def step(self, step: int) -> StepResult:
-        """Train on the global batch of optimiser step `step`, counted from 0.
-
-        Raises:
-            TrainingError: `MAX_SKIPPED_IN_A_ROW` steps in a row had no finite gradient.
-        """
+        """Train on the global batch of optimiser step `step`, counted from 0."""
         recipe, accelerator = self._recipe, self._accelerator
         world = accelerator.num_processes
         rows = batch_rows(
@@ -112,24 +111,27 @@ class Trainer:
             for micro in range(self._micro_steps)
         ]
         num_targets = self._sum(sum(_num_targets(batch) for batch in batches))
+        rate = learning_rate(step, recipe)
+        if not num_targets:  # of all processes, which therefore all return
+            nothing = math.nan
+            return StepResult(nothing, nothing, nothing, rate, nothing, rows.tolist(), NO_TARGETS)
         totals = [0.0, 0.0, 0.0]
         for micro, batch in enumerate(batches):
             is_last = micro == len(batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self._model):
                 sums = self.losses(self._model, batch)
                 # The processes' gradients are averaged, hence the factor.
-                accelerator.backward(sums.loss * (world / max(1.0, num_targets)))
+                accelerator.backward(sums.loss * (world / num_targets))
             totals = [t + float(value.detach()) for t, value in zip(totals, sums, strict=True)]
-        loss, ce, kl = (self._sum(total) / max(1.0, num_targets) for total in totals)
+        loss, ce, kl = (self._sum(total) / num_targets for total in totals)
         norm = float(accelerator.clip_grad_norm_(self._parameters, recipe.max_grad_norm))
-        rate = learning_rate(step, recipe)
-        skipped = not (math.isfinite(norm) and math.isfinite(loss))
-        if not skipped:
+        skipped = None if math.isfinite(norm) and math.isfinite(loss) else NOT_FINITE
+        if skipped is None:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._guard(step, rows, skipped)
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         return StepResult(loss, ce, kl, rate, norm, rows.tolist(), skipped)
 
     def losses(self, model: Any, batch: Mapping[str, torch.Tensor]) -> LossSums:
@@ -164,15 +166,22 @@ class Trainer:
         ce, kl, num_targets = (self._sum(total) for total in totals)
         return ce / num_targets, kl / num_targets
 
-    def _guard(self, step: int, rows: torch.Tensor, skipped: bool) -> None:
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-        if self._skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
-            raise TrainingError(
-                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row",
-                where=f"step {step + 1}, rows {rows.tolist()[:8]} …",
-                fix="lower learning_rate, or look at that text; the weights before the first of "
-                "these steps are the newest saved state",
-            )
+    @torch.no_grad()
+    def is_sound(self, rows: PackedRows) -> bool:
+        """Whether the weights give a finite loss on a row; every process finds the same."""
+        fullest = (rows.labels != IGNORED).sum(dim=1).argmax()
+        sums = self.losses(self.student, rows.batch(fullest[None]))
+        return bool(torch.isfinite(sums.cross_entropy))
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the processes."""
+        if self._accelerator.num_processes == 1:
+            return list(values)
+        mine = torch.tensor(values, dtype=torch.float32, device=self._accelerator.device)
+        everyones: list[float] = (
+            self._accelerator.gather(mine).view(-1, len(values)).amax(0).tolist()
+        )
+        return everyones
 
     def _sum(self, value: float) -> float:
         """A number summed over the processes."""

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.coreai import runtime
+from upcycle.stopping import cleanup
 
 
 class AssetRunner:
@@ -33,7 +35,7 @@ class AssetRunner:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             # The runtime compiles into a temporary folder, which it leaves when it is aborted.
-            scratch = stack.enter_context(TemporaryDirectory())
+            scratch = stack.enter_context(scratch_folder())
             self._errors = stack.enter_context(TemporaryFile())
             self._process = stack.enter_context(
                 subprocess.Popen(
@@ -41,9 +43,10 @@ class AssetRunner:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
-                    env={**os.environ, "TMPDIR": scratch},
+                    env={**os.environ, "TMPDIR": str(scratch)},
                 )
             )
+            stack.enter_context(cleanup(self._process.kill))
             self._receive("loading")
             self._stack = stack.pop_all()
         return self

@@ -1,0 +1,99 @@
+"""What `accelerate launch` and its configuration ask for: in force here, or refused.
+
+accelerate hands its settings to the processes in environment variables, and reads several of them
+only on some devices. Nothing that was asked for may be ignored in silence.
+"""
+
+import os
+from collections.abc import Mapping
+
+from upcycle.errors import TrainingError
+from upcycle.recipe.schema import TrainRecipe
+
+_YES = {"1", "true", "yes", "y", "t", "on"}
+_NOTHING = {"", "no", "none", "auto", "false", "0"}
+_PLAIN = "start plain data parallelism with `torchrun --nproc-per-node N -m upcycle train RECIPE`"
+# Each needs states and results that are put together from parts, which `state.py` does not have.
+_SHARDED = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
+}
+
+
+def check_launch(recipe: TrainRecipe, environment: Mapping[str, str] = os.environ) -> str:
+    """Refuse what is asked for and would not be done.
+
+    Returns:
+        How the processes were started, for people.
+
+    Raises:
+        TrainingError: naming the variable and its value.
+    """
+
+    def value(name: str) -> str:
+        return environment.get(name, "").strip().lower()
+
+    def refuse(what: str, name: str, fix: str) -> TrainingError:
+        return TrainingError(what, where=f"{name}={environment[name]}", fix=fix)
+
+    for name, what in _SHARDED.items():
+        if value(name) in _YES:
+            raise refuse(
+                f"training under {what} is not supported: the weights and their moments are whole "
+                "on every device",
+                name,
+                f"turn it off in the accelerate configuration, or {_PLAIN}",
+            )
+    _check_precision(recipe, value("ACCELERATE_MIXED_PRECISION"))
+    if value("ACCELERATE_FP8_BACKEND") not in _NOTHING:
+        raise refuse(
+            "training in fp8 is not supported", "ACCELERATE_FP8_BACKEND", "set mixed_precision: no"
+        )
+    if value("ACCELERATE_DYNAMO_BACKEND") not in _NOTHING:
+        raise refuse(
+            "a compiled model is not supported: a resumed run would not end in the same weights",
+            "ACCELERATE_DYNAMO_BACKEND",
+            "set dynamo_backend: no",
+        )
+    world = int(value("WORLD_SIZE") or 1)
+    accumulated = value("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    own = recipe.batch_size / (recipe.micro_batch_size * world)
+    if accumulated not in _NOTHING and accumulated != f"{own:g}":
+        raise refuse(
+            f"gradients are accumulated over {accumulated} micro-batches there, and over {own:g} "
+            f"by the recipe: batch_size {recipe.batch_size} on {world} x "
+            f"{recipe.micro_batch_size} rows",
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            "take gradient_accumulation_steps away, for batch_size and micro_batch_size say it",
+        )
+    clipped = value("ACCELERATE_GRADIENT_CLIPPING")
+    if clipped not in _NOTHING and clipped != f"{recipe.max_grad_norm}":
+        raise refuse(
+            f"gradients are clipped to {clipped} there, and to {recipe.max_grad_norm} by the "
+            "recipe",
+            "ACCELERATE_GRADIENT_CLIPPING",
+            f"take gradient_clipping away, or set train.max_grad_norm={clipped}",
+        )
+    # `accelerate launch --cpu --num_processes 2` starts one process, with the address of others.
+    is_alone = not any(value(name) for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    by_accelerate = value("ACCELERATE_DYNAMO_BACKEND") and value("MASTER_PORT")
+    if value("ACCELERATE_USE_CPU") in _YES and by_accelerate and is_alone:
+        raise refuse(
+            "accelerate was asked for several processes on the CPU, and started one",
+            "MASTER_PORT",
+            "start them with `torchrun --nproc-per-node N -m upcycle train RECIPE`, or ask for one",
+        )
+    return f"{world} process{'es' if world > 1 else ''}, in {recipe.precision}"
+
+
+def _check_precision(recipe: TrainRecipe, asked: str) -> None:
+    """`accelerate launch` says "no" where nothing was asked for, so that "no" asks for nothing."""
+    if asked in _NOTHING or asked == recipe.precision:
+        return
+    raise TrainingError(
+        f"mixed precision {asked} is asked for there, and {recipe.precision} by the recipe",
+        where=f"ACCELERATE_MIXED_PRECISION={asked}",
+        fix="set mixed_precision: no, and train.precision to bf16 or fp32",
+    )
