@@ -1,6 +1,7 @@
 """`doctor` finds what a run would stumble over."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_a_good_recipe_passes(run: TinyRun) -> None:
     assert [check.name for check in checks if not check.passed] == []
     assert [check.name for check in checks][3:] == [
         "recipe and source",
+        "launch",
         "inputs and output",
         "conversion",
         "context",
@@ -101,3 +103,15 @@ def test_a_source_of_an_unknown_class_is_named(run: TinyRun) -> None:
     edit(run.teacher / "config.json", model_type="nothing-known")
     found = {check.name for check in failures(recipe_file(run))}
     assert {"conversion", "context", "tokenizer", "packed rows"} <= found
+
+
+def test_overrides_are_checked_as_a_run_would_take_them(run: TinyRun) -> None:
+    path = recipe_file(run)
+    assert not [check for check in preflight(path, ["convert.kv_heads=4"]) if not check.passed]
+    (failed,) = [check for check in preflight(path, ["convert.kv_heads=5"]) if not check.passed]
+    assert failed.name == "conversion"
+
+
+def test_the_share_of_targets_is_told(run: TinyRun) -> None:
+    (found,) = [check for check in preflight(recipe_file(run)) if check.name == "training text"]
+    assert re.search(r"; [\d,]+ of [\d,]+ tokens \(9\d\.\d%\) are targets$", found.detail)

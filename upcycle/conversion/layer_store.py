@@ -12,7 +12,7 @@ from torch import Tensor
 
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import clear, sync
+from upcycle.checkpoint.staging import clear, follow_umask, sync
 from upcycle.families import Role, family_in
 from upcycle.planning import Plan
 
@@ -89,6 +89,7 @@ class LayerStore:
         unfinished = path.with_suffix(".new")
         whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
         save_file(whole, unfinished, metadata=dict(metadata))
+        follow_umask(unfinished)
         sync(unfinished)
         os.replace(unfinished, path)
         sync(self._folder)
