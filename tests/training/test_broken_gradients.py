@@ -44,7 +44,7 @@ def test_states_from_before_are_not_rotated_away(
 
 
 @pytest.mark.parametrize(
-    ("rate", "every"), [("1e38", 1), slow("1e3", 4), slow("1e1", 1), ("1e1", 4)]
+    ("rate", "every"), [("1e38", 1), ("1e1", 4), slow("1e3", 4), slow("1e1", 1)]
 )
 def test_the_advice_works(run: TinyRun, rate: str, every: int) -> None:
     """Far too large a rate: weights that give no numbers, or no gradient, or only nonsense."""
