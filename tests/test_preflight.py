@@ -1,6 +1,7 @@
 """`doctor` finds what a run would stumble over."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def test_a_good_recipe_passes(run: TinyRun) -> None:
     assert [check.name for check in checks if not check.passed] == []
     assert [check.name for check in checks][3:] == [
         "recipe and source",
+        "launch",
         "inputs and output",
         "conversion",
         "class",
@@ -138,3 +140,15 @@ def test_a_run_compares_the_class_before_its_first_stage(run: TinyRun) -> None:
     with pytest.raises(CheckpointError, match=r"1 missing.*: model\.norm\.weight \[64\]"):
         run_recipe(recipe, command="upcycle run")
     assert not recipe.output.exists()
+
+
+def test_overrides_are_checked_as_a_run_would_take_them(run: TinyRun) -> None:
+    path = recipe_file(run)
+    assert not [check for check in preflight(path, ["convert.kv_heads=4"]) if not check.passed]
+    (failed,) = [check for check in preflight(path, ["convert.kv_heads=5"]) if not check.passed]
+    assert failed.name == "conversion"
+
+
+def test_the_share_of_targets_is_told(run: TinyRun) -> None:
+    (found,) = [check for check in preflight(recipe_file(run)) if check.name == "training text"]
+    assert re.search(r"; [\d,]+ of [\d,]+ tokens \(9\d\.\d%\) are targets$", found.detail)

@@ -2,18 +2,21 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import stops
 from tests.tiny import add_older_keys, tiny_checkpoint
 from upcycle.cli.app import COMMANDS
 from upcycle.cli.console import Console, Outcome, _run
 from upcycle.conversion.run import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import UpcycleError
+from upcycle.stopping import Stopped
 
 
 def upcycle(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -97,6 +100,33 @@ def test_our_own_bug_is_exit_code_70_without_a_traceback(
     assert "Traceback" not in printed.err
     with pytest.raises(KeyError):
         _run(Console(json=False, quiet=False), True, broken)
+
+
+def test_a_signal_at_a_safe_point_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped() -> Outcome:
+        raise Stopped(signal.SIGTERM, "the state after step 3 is saved")
+
+    for debug in (False, True):
+        assert _run(Console(json=True, quiet=True), debug, stopped) == 143
+        assert capsys.readouterr().err == "stopped by SIGTERM; the state after step 3 is saved\n"
+
+
+def test_ctrl_c_without_handlers_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> Outcome:
+        raise KeyboardInterrupt
+
+    assert _run(Console(json=False, quiet=False), False, interrupted) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_one_line_and_a_code_of_its_own(
+    source: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    setup = "import upcycle.planning as m\nm.plan = reached"
+    done = stops.stop(tmp_path, setup, "plan", source, "--kv-heads", 2, "--json", number=number)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == f"stopped by {number.name}; nothing half-written is kept\n"
 
 
 def test_debug_shows_the_traceback_of_an_error() -> None:

@@ -76,6 +76,8 @@ def test_doctor(recipe: Path) -> None:
     assert good.stdout.splitlines()[0].startswith(" 1. ok      versions: ")
     bad = recipe.read_text().replace("kv_heads: 8", "kv_heads: 5")
     recipe.write_text(bad)
+    overridden = call("doctor", recipe, "convert.kv_heads=8", "--json")
+    assert overridden.exit_code == 0
     failed = call("doctor", recipe, "--json")
     assert failed.exit_code == 1
     checks = json.loads(failed.stdout)["checks"]

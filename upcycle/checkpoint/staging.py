@@ -47,7 +47,7 @@ def staged(
     """
     with _workspace(output, overwrite, inputs, resume) as staging:
         yield staging
-        _follow_umask(staging)
+        follow_umask(staging)
         sync_tree(staging)
         _publish(staging, output, overwrite)
 
@@ -64,7 +64,7 @@ def staged_entry(
     with _workspace(output, overwrite, inputs) as staging:
         entry = staging / output.name
         yield entry
-        _follow_umask(entry)
+        follow_umask(entry)
         sync_tree(staging)
         _publish(entry, output, overwrite)
         shutil.rmtree(staging)
@@ -330,7 +330,7 @@ def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
         _remove(aside)
 
 
-def _follow_umask(entry: Path) -> None:
+def follow_umask(entry: Path) -> None:
     """Give what was written the modes of files that are simply opened.
 
     safetensors and temporary files keep theirs from everybody else (safetensors#782).

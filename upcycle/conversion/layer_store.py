@@ -12,7 +12,7 @@ from torch import Tensor
 
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import clear, sync
+from upcycle.checkpoint.staging import clear, follow_umask, sync
 from upcycle.conversion.merging import LayerMerger, by_weights_alone
 from upcycle.families import Role
 from upcycle.planning import Plan, planned_family
@@ -90,6 +90,7 @@ class LayerStore:
         unfinished = path.with_suffix(".new")
         whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
         save_file(whole, unfinished, metadata=dict(metadata))
+        follow_umask(unfinished)
         sync(unfinished)
         os.replace(unfinished, path)
         sync(self._folder)

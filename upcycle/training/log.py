@@ -15,7 +15,8 @@ class RunLog:
 
     A step's record has tokens (trained on so far), loss, ce, kl (nats per token), lr, grad_norm
     and tokens_per_second; an evaluation's heldout_nll and heldout_kl; a skipped step's skipped and
-    rows; a state that was not saved the reason, unsaved; a resumption's resumed, notes and changes,
+    rows; a state that was not saved the reason, unsaved; states of broken
+    weights their new names, set_aside; a resumption's resumed, notes and changes,
     each with step, key, from and to. A number that is not finite is null.
 
     Args:

@@ -17,7 +17,7 @@ from upcycle.checkpoint.loading import class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
 from upcycle.data.ledger import Ledger
-from upcycle.data.packing import PackedRows
+from upcycle.data.packing import IGNORED, PackedRows
 from upcycle.errors import TrainingError
 from upcycle.evaluation.models import check_context
 from upcycle.progress import Progress, Watcher, ignore
@@ -25,6 +25,7 @@ from upcycle.recipe.schema import TrainRecipe
 from upcycle.training.changes import Change, change_notes, changes_since, check_allowed
 from upcycle.training.facts import run_facts, target_share, training_rows
 from upcycle.training.isolation import check_isolation
+from upcycle.training.kernels import deterministic
 from upcycle.training.launch import check_launch
 from upcycle.training.log import LOG_NAME, RunLog
 from upcycle.training.models import (
@@ -32,6 +33,7 @@ from upcycle.training.models import (
     choose_trainable,
     stored_names,
 )
+from upcycle.training.recovery import diverged, set_aside
 from upcycle.training.result import TrainResult, weights_moved, write_result
 from upcycle.training.state import (
     check_work,
@@ -42,7 +44,7 @@ from upcycle.training.state import (
     state_folders,
 )
 from upcycle.training.step import MAX_SKIPPED_IN_A_ROW, NO_TARGETS, StepResult, Trainer
-from upcycle.training.telling import diverged, kept, without_targets
+from upcycle.training.telling import kept, without_targets
 
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
 _SUPPORTED = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
@@ -164,7 +166,7 @@ class _Run:
         self._checkpoint = checkpoint
         self._recipe = recipe
         self._work = work
-        self._held_out = held_out
+        self._rows, self._held_out = rows, held_out
         self._facts = facts
         self._tokens_per_step = recipe.batch_size * recipe.sequence_length
         # Dropout stays off on both sides: the student follows one fixed function, and a step is
@@ -237,10 +239,8 @@ class _Run:
         self._seconds += seconds
         self._log_step(result, seconds)
         if self._trainer.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
-            raise self._diverged(
-                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row",
-                result.rows,
-            )
+            what = f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row"
+            raise self._diverged(what, result.rows)
         is_last = self._done == recipe.num_steps
         if is_last or self._done % recipe.evaluate_every == 0:
             self._evaluate()
@@ -304,7 +304,7 @@ class _Run:
             if result.skipped == NO_TARGETS:
                 self.steps_without_targets.append(self._done)
             else:
-                self.notes.append(f"step {self._done} was skipped: {result.skipped}")
+                self.notes.append(f"step {self._done} was skipped: its gradient was not finite")
             return
         self._loss = result.loss
         self._log.write(
@@ -318,11 +318,20 @@ class _Run:
             tokens_per_second=round(self._tokens_per_step / seconds, 1),
         )
 
-    def _diverged(self, what: str, rows: Sequence[int]) -> TrainingError:
+    def _diverged(self, what: str, numbers: Sequence[int]) -> TrainingError:
+        # The weights have not moved since; where they are at fault, so are the states of them.
+        is_sound = not numbers or self._trainer.is_sound(self._rows, numbers)
+        since = None if is_sound else self._done - self._trainer.skipped_in_a_row
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            vocabulary = self._trainer.student.config.vocab_size
+            broken = set_aside(self._work, since=since, vocabulary=vocabulary)
+            self._log.write(self._done, set_aside=broken)
+        self._accelerator.wait_for_everyone()
         return diverged(
             what,
             step=self._done,
-            rows=rows,
+            rows=numbers,
             work=self._work,
             recipe=self._recipe,
             command=self._command,
@@ -334,13 +343,16 @@ class _Run:
 
     def _save(self) -> None:
         """Save the state, unless its weights compute no numbers: nobody could go on from that."""
-        self._is_sound = self._trainer.is_sound(self._held_out)
+        fullest = int((self._held_out.labels != IGNORED).sum(dim=1).argmax())
+        self._is_sound = self._trainer.is_sound(self._held_out, [fullest])
         if not self._is_sound:
-            what = "the loss on a held-out row is not finite"
+            what = "the loss or its gradient on a held-out row is not finite"
             self._log.write(self._done, unsaved=what)
             if self._done == self._recipe.num_steps:
                 raise self._diverged(what, [])
             return
+        # While steps are skipped, the states before may be the last ones that are any good.
+        keeps_all = self._trainer.skipped_in_a_row > 0
         if self._accelerator.is_main_process:
             save_state(
                 self._work,
@@ -349,29 +361,10 @@ class _Run:
                 optimizer=self._trainer.optimizer,
                 facts=self._facts,
                 changes=self._changes,
-                keep_last=self._recipe.keep_last,
+                keep_last=None if keeps_all else self._recipe.keep_last,
             )
         self._accelerator.wait_for_everyone()
         self._saved = self._done
-
-
-@contextmanager
-def deterministic(device: torch.device) -> Iterator[None]:
-    """On a GPU, kernels whose sums have a fixed order: a resumed run then ends in the same bytes.
-
-    Not `warn_only`, under which cuDNN's attention keeps its other order. Measured without cost on
-    an H200. The CPU's kernels need no asking.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    was_on = torch.are_deterministic_algorithms_enabled()
-    was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(was_on, warn_only=was_warning)
 
 
 def _accelerator() -> Accelerator:

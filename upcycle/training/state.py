@@ -61,9 +61,9 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     facts: Mapping[str, Any],
     changes: Sequence[Mapping[str, Any]],
-    keep_last: int,
+    keep_last: int | None,
 ) -> None:
-    """Publish the state after `step` steps, then remove all but the newest `keep_last`."""
+    """Publish the state after `step` steps, then remove all but the newest `keep_last`, if any."""
     moments = {
         f"{name}/{key}": value.contiguous()
         for name, parameter in trainable.items()
@@ -83,7 +83,7 @@ def save_state(
             "files": {name: hash_file(folder / name) for name in (_WEIGHTS, _MOMENTS)},
         }
         (folder / _STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for old in state_folders(work)[keep_last:]:
+    for old in [] if keep_last is None else state_folders(work)[keep_last:]:
         shutil.rmtree(old)
 
 

@@ -136,21 +136,27 @@ class Trainer:
 
     def losses(self, model: Any, batch: Mapping[str, torch.Tensor]) -> LossSums:
         """Loss sums of one micro-batch. No mask and no cache, or packed documents would leak."""
-        device = self._accelerator.device
-        inputs = {key: batch[key].to(device) for key in ("input_ids", "position_ids")}
-        is_bf16 = self._recipe.precision == "bf16"
-        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+        inputs = self._inputs(batch)
+        with self._autocast():
             with torch.no_grad():
                 target = self.teacher(**inputs, use_cache=False).logits
             logits = model(**inputs, use_cache=False).logits
         return loss_sums(
             logits,
             target,
-            batch["labels"].to(device),
+            batch["labels"].to(self._accelerator.device),
             cross_entropy=self._recipe.cross_entropy,
             distillation=self._recipe.distillation,
             temperature=self._recipe.temperature,
         )
+
+    def _inputs(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        device = self._accelerator.device
+        return {key: batch[key].to(device) for key in ("input_ids", "position_ids")}
+
+    def _autocast(self) -> torch.autocast:
+        is_bf16 = self._recipe.precision == "bf16"
+        return torch.autocast(self._accelerator.device.type, torch.bfloat16, enabled=is_bf16)
 
     @torch.no_grad()
     def held_out(self, rows: PackedRows) -> tuple[float, float]:
@@ -166,12 +172,23 @@ class Trainer:
         ce, kl, num_targets = (self._sum(total) for total in totals)
         return ce / num_targets, kl / num_targets
 
-    @torch.no_grad()
-    def is_sound(self, rows: PackedRows) -> bool:
-        """Whether the weights give a finite loss on a row; every process finds the same."""
-        fullest = (rows.labels != IGNORED).sum(dim=1).argmax()
-        sums = self.losses(self.student, rows.batch(fullest[None]))
-        return bool(torch.isfinite(sums.cross_entropy))
+    def is_sound(self, rows: PackedRows, numbers: Sequence[int]) -> bool:
+        """Whether the weights have a finite loss and gradient on some rows; every process finds it.
+
+        Weights that a far too large step has moved may give finite logits, and still no gradient.
+        """
+        for part in torch.split(torch.tensor(numbers), self._recipe.micro_batch_size):
+            batch = rows.batch(part)
+            with self._autocast():
+                logits = self.student(**self._inputs(batch), use_cache=False).logits
+            labels = batch["labels"].to(logits.device)
+            sums = loss_sums(logits, None, labels, cross_entropy=1.0, distillation=0.0)
+            mean = sums.loss / max(1, _num_targets(batch))
+            found = torch.autograd.grad(mean, self._parameters, allow_unused=True)
+            norm = torch.nn.utils.get_total_norm([each for each in found if each is not None])
+            if not (math.isfinite(float(mean.detach())) and math.isfinite(float(norm))):
+                return False
+        return True
 
     def agree(self, values: Sequence[float]) -> list[float]:
         """The largest of each value over the processes."""
