@@ -1,5 +1,9 @@
 """What the user can mend. Anything else that raises is our own bug."""
 
+import warnings
+
+from upcycle.utf8 import shown
+
 
 class UpcycleError(Exception):
     """A request or an input at fault.
@@ -8,7 +12,12 @@ class UpcycleError(Exception):
         what: what is wrong, with the values seen.
         where: file, key, tensor or layer.
         fix: what would be valid, or the way out.
+
+    Attributes:
+        exit_code: the command's: 1 where a check failed, 2 where the input is at fault.
     """
+
+    exit_code = 2
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         super().__init__(what)
@@ -23,7 +32,9 @@ class UpcycleError(Exception):
 
 def _one_line(text: str) -> str:
     """Names from files may hold line ends, terminal codes and halves of characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown(text)
+    )
 
 
 class CheckpointError(UpcycleError):
@@ -64,3 +75,18 @@ class EvaluationError(UpcycleError):
 
 class ExportError(UpcycleError):
     """A model or option that the Core ML export cannot express."""
+
+
+class StrictError(UpcycleError):
+    """A warning, where warnings are asked to count as failures."""
+
+    exit_code = 1
+
+
+class UpcycleWarning(UserWarning):
+    """What the user should know and nothing stops for; the command line prints it on stderr."""
+
+
+def warn(message: str) -> None:
+    """Tell the user of something that nothing stops for."""
+    warnings.warn(_one_line(message), UpcycleWarning, stacklevel=3)

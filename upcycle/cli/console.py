@@ -2,10 +2,9 @@
 
 import functools
 import inspect
-import json
-import math
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from upcycle.cli.app import app
-from upcycle.errors import UpcycleError
+from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
+from upcycle.utf8 import shown, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 EXIT_CHECK_FAILED = 1
-EXIT_BAD_REQUEST = 2
 EXIT_OUR_BUG = 70
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -39,7 +38,7 @@ class Console:
     def print(self, text: str = "") -> None:
         """Print a line for people."""
         if not (self.json or self.quiet):
-            print(text)
+            print(shown(text))
 
     def table(self, header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
         """Print rows in aligned columns, the first to the left and the others to the right."""
@@ -117,16 +116,16 @@ def _is_first_process() -> bool:
 
 def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     try:
-        outcome = function()
+        with _told_warnings(console) as told:
+            outcome = function()
         if console.json:
-            data = _without_nan(outcome.data)
-            print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+            print(to_json({**outcome.data, **({"warnings": told} if told else {})}, indent=2))
         sys.stdout.flush()
     except UpcycleError as error:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_REQUEST
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -147,13 +146,24 @@ def _run(console: Console, debug: bool, function: Callable[[], Outcome]) -> int:
     return 0 if outcome.passed else EXIT_CHECK_FAILED
 
 
-def _without_nan(value: Any) -> Any:
-    """The same data with null for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+@contextmanager
+def _told_warnings(console: Console) -> "Iterator[list[str]]":
+    """Print each of our warnings once, on stderr, and collect them."""
+    told: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UpcycleWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if not issubclass(category, UpcycleWarning):
+                usual(message, category, *place)
+            elif str(message) not in told:
+                told.append(str(message))
+                if not console.quiet:
+                    print(f"warning: {message}", file=sys.stderr)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield told
 
 
 def format_bytes(count: float) -> str:

@@ -29,6 +29,7 @@ from upcycle.report.build import build_report
 from upcycle.report.render import write_report
 from upcycle.training.log import LOG_NAME
 from upcycle.training.state import check_work, state_folders
+from upcycle.utf8 import to_json
 
 _HASHED = ("text", "calibration", "quantize")  # as files: their paths say nothing
 
@@ -203,7 +204,7 @@ def _stages(recipe: Recipe, source: Path, layout: Layout, command: str) -> list[
         section["margins"] = recipe.evaluate.margins.model_dump()
         comparison = evaluate(source, candidates, watch=watch, **section).to_dict()
         with staged(layout.evaluation, overwrite=True) as folder:
-            text = json.dumps(comparison, indent=2, ensure_ascii=False) + "\n"
+            text = to_json(comparison, indent=2) + "\n"
             (folder / COMPARISON_JSON).write_text(text, encoding="utf-8")
             write_manifest(
                 folder,
