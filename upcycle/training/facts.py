@@ -1,17 +1,22 @@
 """What a run is about: the rows it trains on, and everything a resumed run must share."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.data.documents import read_documents
+from upcycle.data.documents import tokenise_files
 from upcycle.data.ledger import Ledger
 from upcycle.data.packing import IGNORED, PackedRows, pack
-from upcycle.data.tokens import tokenise_documents
+from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.recipe.schema import DataRecipe, TrainRecipe
+from upcycle.utf8 import shown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What may differ between a run and its resumption: none of it touches the weights.
 _FREE_KEYS = {"checkpoint_every", "keep_last", "evaluate_every"}
@@ -27,14 +32,8 @@ def training_rows(
     Raises:
         DataError: the text cannot be read, or is less than one batch.
     """
-    documents = read_documents(
-        [source.path for source in recipe.data.sources], recipe.data.text_column, ledger
-    )
-    tokens = tokenise_documents(
-        documents,
-        load_tokenizer(tokenizer_folder),
-        assistant_only=recipe.data.chat.assistant_only,
-    )
+    sources = [source.path for source in recipe.data.sources]
+    tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data, ledger)
     rows = pack(tokens, recipe.sequence_length)
     # The last rows may carry no loss, such as one of a single token: there is nothing to measure.
     last_with_targets = int((rows.labels != IGNORED).any(dim=1).nonzero().max())
@@ -57,22 +56,37 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
     enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
     details, filled = [], 0
     for source in data.sources:
-        documents = read_documents([source.path], data.text_column)
-        count = 0
-        for number, tokens in enumerate(
-            tokenise_documents(documents, tokenizer, assistant_only=data.chat.assistant_only), 1
-        ):
+        ledger, count = Ledger(), 0
+        for number, tokens in enumerate(_tokens([source.path], tokenizer, data, ledger), 1):
             count += len(tokens.ids)
             if number >= _DOCUMENTS and filled + count >= enough:
                 details.append(f"{source.path.name}: first {number} documents, {count:,} tokens")
                 break
         else:
             details.append(f"{source.path.name}: {count:,} tokens")
+        if ledger.has_losses:
+            details.append(f"not all of it is used: {ledger.summary()}")
         filled += count
     if filled < enough:
         num_rows = -(-filled // recipe.sequence_length) if filled >= recipe.sequence_length else 0
         _check_batch(num_rows, _held_out(num_rows), recipe)
     return "; ".join(details)
+
+
+def _tokens(
+    sources: list[Path],
+    tokenizer: "PreTrainedTokenizerBase",
+    data: DataRecipe,
+    ledger: Ledger | None,
+) -> Iterator[Tokens]:
+    return tokenise_files(
+        sources,
+        tokenizer,
+        text_column=data.text_column,
+        assistant_only=data.chat.assistant_only,
+        max_bad_share=data.max_bad_share,
+        ledger=ledger,
+    )
 
 
 def _held_out(num_rows: int) -> int:
@@ -100,7 +114,7 @@ def run_facts(
     settings["steps"] = recipe.num_steps
     return {
         **{key: value for key, value in settings.items() if value is not None},
-        "data": [source.path.name for source in recipe.data.sources],
+        "data": [shown(source.path.name) for source in recipe.data.sources],
         "assistant_only": recipe.data.chat.assistant_only,
         "student": _weight_hashes(student),
         "teacher": _weight_hashes(teacher),
