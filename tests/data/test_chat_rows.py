@@ -1,6 +1,7 @@
 """Rows with chats: every spelling, what reaches the template, and rows that it cannot take."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -279,4 +280,14 @@ def test_readers_without_a_ledger_warn(tmp_path: Path) -> None:
         assert len(list(tokenise_files([path], tokenizer))) == 19
     reader = tokenise_files([path], tokenizer)
     next(reader)
-    reader.close()  # nothing was lost so far: pytest makes warnings errors
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reader.close()  # nothing was lost so far
+
+
+def test_many_files_are_one_warning(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "x"}\n{"text": ""}\n')
+    with pytest.warns(UpcycleWarning, match=r"3 files: 3 documents, 3 dropped \(empty\)") as told:
+        assert len(list(tokenise_files([tmp_path], byte_tokenizer()))) == 3
+    assert len(told) == 1

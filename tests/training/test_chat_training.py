@@ -8,7 +8,7 @@ import pytest
 from tests.training.runs import TinyRun, tiny_run
 from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.data.packing import IGNORED
-from upcycle.errors import DataError
+from upcycle.errors import DataError, UpcycleWarning
 from upcycle.training.facts import check_text, training_rows
 from upcycle.training.log import read_log
 
@@ -67,12 +67,14 @@ def test_a_few_chats_that_the_template_refuses_do_not_stop_a_run(run: TinyRun) -
     run.text.write_text(bad + broken + '"content": "X"}], "tools": [{}]}\n' + run.text.read_text())
     recipe = data(run, assistant_only=True)
     assert "1 bad" in check_text(run.student, run.recipe(data=recipe))
-    result = run.train(data=recipe, steps=2)
-    (note,) = result.notes
-    assert note == (
-        "61 documents, 1 bad (the chat template cannot render this chat), the first at "
-        "text.jsonl:1: the chat template cannot render this chat: two turns, 1 with unused "
-        "'tools', which the chat template does not read, 1 with lone surrogates repaired"
+    with pytest.warns(UpcycleWarning) as told:
+        run.train(data=recipe, steps=2)
+    (message,) = [str(each.message) for each in told if each.category is UpcycleWarning]
+    assert message == (
+        "not all of the text was used: text.jsonl: 61 documents, 1 bad (the chat template cannot "
+        "render this chat), the first at text.jsonl:1: the chat template cannot render this chat: "
+        "two turns, 1 with unused 'tools', which the chat template does not read, 1 with lone "
+        "surrogates repaired"
     )
     with pytest.raises(DataError, match="1 of 62 rows"):
         run.train("strict", data={**recipe, "max_bad_share": 0})

@@ -70,25 +70,29 @@ def tokenise_files(
         DataError: as for `read_documents`; or `assistant_only` with a template that does not mark
             the assistant's turns.
     """
-    for file in _all_files(paths):
-        counts = Ledger(file.name, max_bad_share)
-        documents = _reader_of(file)(file, text_column, counts)
-        try:
+    total = Ledger() if ledger is None else ledger
+    seen: list[Ledger] = []
+    try:
+        for file in _all_files(paths):
+            counts = Ledger(file.name, max_bad_share)
+            seen.append(counts)
+            documents = _reader_of(file)(file, text_column, counts)
             yield from tokenise_documents(
                 documents, tokenizer, assistant_only=assistant_only, ledger=counts
             )
             counts.check()
-        except GeneratorExit:  # the caller has enough
-            _tell(counts, ledger)
-            raise
-        _tell(counts, ledger)
+    except GeneratorExit:  # the caller has enough
+        _tell(seen, total, ledger is None)
+        raise
+    _tell(seen, total, ledger is None)
 
 
-def _tell(counts: Ledger, ledger: Ledger | None) -> None:
-    if ledger is not None:
-        ledger.add(counts)
-    elif counts.has_losses:
-        warn(f"{counts.name}: {counts.summary()}")
+def _tell(seen: list[Ledger], total: Ledger, warns: bool) -> None:
+    for counts in seen:
+        total.add(counts)
+    if warns and total.has_losses:
+        name = seen[0].name if len(seen) == 1 else f"{len(seen)} files"
+        warn(f"not all of the text was used: {name}: {total.summary()}")
 
 
 def packaged_text(name: str) -> Path:

@@ -24,16 +24,14 @@ _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 _DOCUMENTS = 20  # of every source, read at least before a run
 
 
-def training_rows(
-    tokenizer_folder: Path, recipe: TrainRecipe, ledger: Ledger | None = None
-) -> tuple[PackedRows, PackedRows]:
+def training_rows(tokenizer_folder: Path, recipe: TrainRecipe) -> tuple[PackedRows, PackedRows]:
     """Packed rows to train on, and the last few (about 2 %), which are held out from it.
 
     Raises:
         DataError: the text cannot be read, or is less than one batch.
     """
     sources = [source.path for source in recipe.data.sources]
-    tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data, ledger)
+    tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data)
     rows = pack(tokens, recipe.sequence_length)
     # The last rows may carry no loss, such as one of a single token: there is nothing to measure.
     last_with_targets = int((rows.labels != IGNORED).any(dim=1).nonzero().max())
@@ -77,7 +75,7 @@ def _tokens(
     sources: list[Path],
     tokenizer: "PreTrainedTokenizerBase",
     data: DataRecipe,
-    ledger: Ledger | None,
+    ledger: Ledger | None = None,
 ) -> Iterator[Tokens]:
     return tokenise_files(
         sources,

@@ -15,7 +15,6 @@ from accelerate.utils import DistributedType
 from upcycle.checkpoint.loading import class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
-from upcycle.data.ledger import Ledger
 from upcycle.data.packing import PackedRows
 from upcycle.errors import TrainingError
 from upcycle.evaluation.models import check_context
@@ -59,7 +58,7 @@ class TrainResult:
         masters_moved: share of the trained weights that differ from the start in fp32.
         stored_moved: the same in the stored dtype.
         tokens_per_second: of this process's steps, evaluation left out; 0 when it ran none.
-        notes: what the user should know, such as rows dropped or states passed over.
+        notes: what the user should know, such as states passed over.
     """
 
     output: Path
@@ -125,15 +124,13 @@ def uptrain(
                 where=str(work),
                 fix="pass --resume to go on with it, or remove the folder to start anew",
             )
-        ledger = Ledger()
-        rows, held_out = training_rows(checkpoint.folder, recipe, ledger)
+        rows, held_out = training_rows(checkpoint.folder, recipe)
         facts = run_facts(recipe, checkpoint, source, rows)
         run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts)
         with deterministic(accelerator.device):
             run.start(resume)
             run.train(watch if accelerator.is_main_process else ignore)
-        notes = (*run.notes, ledger.summary()) if ledger.has_losses else tuple(run.notes)
-        return run.finish(output, overwrite, notes)
+        return run.finish(output, overwrite, tuple(run.notes))
 
 
 @contextmanager
