@@ -14,6 +14,7 @@ import upcycle
 PACKAGE = Path(upcycle.__file__).parent
 # Lowest first: a room imports only from itself and from rooms before it.
 ORDER = [
+    "utf8",
     "errors",
     "registry",
     "progress",

@@ -2,6 +2,8 @@
 
 import warnings
 
+from upcycle.utf8 import shown
+
 
 class UpcycleError(Exception):
     """A request or an input at fault.
@@ -30,7 +32,9 @@ class UpcycleError(Exception):
 
 def _one_line(text: str) -> str:
     """Names from files may hold line ends, terminal codes and halves of characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown(text)
+    )
 
 
 class CheckpointError(UpcycleError):

@@ -8,7 +8,8 @@ import torch
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration_text import calibration_rows
-from upcycle.errors import DataError
+from upcycle.errors import DataError, UpcycleWarning
+from upcycle.export.parity.text import read_tokens
 
 
 @pytest.fixture
@@ -61,3 +62,16 @@ def test_too_little_text_is_refused_with_counts(checkpoint: Checkpoint, tmp_path
 def test_a_text_that_is_not_there_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
         calibration_rows(checkpoint, [tmp_path / "none.txt"], tokens=4, sequence_length=4)
+
+
+def test_a_bad_row_is_left_out_and_said(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    good = '{"text": "xxxxxxxx"}\n' * 19
+    path.write_text(good)
+    clean = calibration_rows(checkpoint, [path], tokens=100, sequence_length=10)
+    path.write_text('{"text": 5}\n' + good)
+    with pytest.warns(UpcycleWarning, match="1 bad"):
+        rows = calibration_rows(checkpoint, [path], tokens=100, sequence_length=10)
+    assert torch.equal(rows, clean)
+    with pytest.warns(UpcycleWarning, match="1 bad"):
+        assert read_tokens(checkpoint.folder, [path], 20).tolist() != []

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import byte_tokenizer
 from upcycle.data.ledger import Document
+from upcycle.data.tokens import tokenise_documents
 from upcycle.data.windows import eval_rows
 from upcycle.errors import DataError
 
@@ -14,7 +15,8 @@ TOKENIZER = byte_tokenizer()
 
 def windows(lengths: list[int], size: int, most: int) -> list:  # type: ignore[type-arg]
     texts = [chr(97 + index % 26) * length for index, length in enumerate(lengths)]
-    return eval_rows([Document("d", text=text) for text in texts], TOKENIZER, size, most)
+    documents = [Document("d", text=text) for text in texts]
+    return eval_rows(tokenise_documents(documents, TOKENIZER), size, most)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(2, 20))
@@ -48,4 +50,4 @@ def test_a_subset_is_spread_over_the_documents() -> None:
 
 def test_no_text() -> None:
     with pytest.raises(DataError, match="no text to score"):
-        eval_rows([], TOKENIZER, 8, 100)
+        eval_rows([], 8, 100)

@@ -1,6 +1,7 @@
 """`upcycle eval`: exit codes, table, report folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,52 @@ def upcycle(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
         app([str(word) for word in words])
     captured = capsys.readouterr()
     return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def test_a_damaged_training_log_does_not_cost_the_evaluation(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = place / "run" / "training" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        '{"step": 1, "loss": null, "tokens": 8}\nhello\n{"step": 2, "loss": 0.5, "tokens": 16}\n'
+        '{"step": 3, "lo'
+    )
+    out = tmp_path / "report"
+    options = ["--recipe", place / "recipe.yaml", "--device", "cpu"]
+    code, _, _ = upcycle(
+        capsys, "eval", place / "source", place / "converted", "--out", out, *options
+    )
+    shutil.rmtree(log.parent.parent)
+    assert code == 1  # the recipe's margin
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert report["training"] == {
+        "steps": 2,
+        "tokens": 16,
+        "points": [{"step": 1, "loss": None}, {"step": 2, "loss": 0.5}],
+        "held_out": [],
+    }
+    assert "training loss \N{EN DASH} → 0.5000" in (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_rows_that_were_not_used_are_said(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "t.jsonl"
+    text.write_text(TEXT * 5 + '{"text": 5}\n{"text": ""}\n{"text": "a\\ud800"}\n')
+    out = tmp_path / "report"
+    options = ["--text", text, "--sequence-length", 32, "--device", "cpu"]
+    code, printed, _ = upcycle(
+        capsys, "eval", place / "source", place / "converted", "--out", out, *options
+    )
+    losses = (
+        "31 documents, 1 dropped (empty), 1 bad ('text' is not text), the first at t.jsonl:31: "
+        "'text' is not text: int, 1 with lone surrogates repaired"
+    )
+    assert code == 0
+    assert f"not all of the text was used: {losses}" in printed
+    assert json.loads((out / "report.json").read_text())["comparison"]["text"]["losses"] == losses
+    assert f"Not all of the text was used: {losses}." in (out / "report.md").read_text()
 
 
 def test_it_prints_a_table_and_writes_a_report(

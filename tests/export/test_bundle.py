@@ -122,3 +122,13 @@ def test_a_full_disk_is_told_of_the_package(checkpoint: Checkpoint, tmp_path: Pa
     ):
         raise OSError(errno.ENOSPC, "full")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_template_that_is_not_utf8_costs_no_export(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (checkpoint.folder / "chat_template.jinja").write_bytes(b"{{ messages }}\xff")
+    folder = make(checkpoint, tmp_path / "model.mlpackage")
+    assert (folder / "chat_template.jinja").read_bytes().endswith(b"\xff")
+    stored = json.loads((folder / "chat_template.json").read_bytes())
+    assert stored == {"chat_template": "{{ messages }}\N{REPLACEMENT CHARACTER}"}

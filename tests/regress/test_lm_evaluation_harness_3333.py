@@ -10,7 +10,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from tests.tiny import byte_tokenizer
-from upcycle.data.documents import read_documents
+from upcycle.data.documents import tokenise_files
 from upcycle.data.windows import eval_rows
 from upcycle.evaluation.held_out import read_held_out
 
@@ -29,7 +29,7 @@ def test_each_document_starts_with_bos_exactly_once(
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:
         file.write_text("hello")
-    for row in eval_rows(read_documents(files), tokenizer, 64, 1000):
+    for row in eval_rows(tokenise_files(files, tokenizer), 64, 1000):
         assert row.ids[0] == BOS
         assert (row.ids[1:6] != BOS).all()
     held_out = read_held_out(files, tokenizer, 64, 1000)

@@ -8,8 +8,8 @@ import pytest
 from tests.training.runs import TinyRun, tiny_run
 from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.data.packing import IGNORED
-from upcycle.errors import DataError
-from upcycle.training.facts import training_rows
+from upcycle.errors import DataError, UpcycleWarning
+from upcycle.training.facts import check_text, training_rows
 from upcycle.training.log import read_log
 
 TEMPLATE = (
@@ -56,6 +56,28 @@ def test_a_run(run: TinyRun) -> None:
     result = run.train(data=data(run, assistant_only=True), cross_entropy=1.0, steps=4)
     assert len([row for row in read_log(result.log) if "loss" in row]) == 4
     assert (result.output / "chat_template.jinja").read_text() == TEMPLATE
+
+
+def test_a_few_chats_that_the_template_refuses_do_not_stop_a_run(run: TinyRun) -> None:
+    refusing = "{% if messages|length != 2 %}{{ raise_exception('two turns') }}{% endif %}"
+    for folder in (run.student, run.teacher):
+        (folder / "chat_template.jinja").write_text(refusing + TEMPLATE)
+    bad = '{"messages": [{"role": "user", "content": "x"}]}\n'
+    broken = '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", '
+    run.text.write_text(bad + broken + '"content": "X"}], "tools": [{}]}\n' + run.text.read_text())
+    recipe = data(run, assistant_only=True)
+    assert "1 bad" in check_text(run.student, run.recipe(data=recipe))
+    with pytest.warns(UpcycleWarning) as told:
+        run.train(data=recipe, steps=2)
+    (message,) = [str(each.message) for each in told if each.category is UpcycleWarning]
+    assert message == (
+        "not all of the text was used: text.jsonl: 61 documents, 1 bad (the chat template cannot "
+        "render this chat), the first at text.jsonl:1: the chat template cannot render this chat: "
+        "two turns, 1 with unused 'tools', which the chat template does not read, 1 with lone "
+        "surrogates repaired"
+    )
+    with pytest.raises(DataError, match="1 of 62 rows"):
+        run.train("strict", data={**recipe, "max_bad_share": 0})
 
 
 def test_a_template_without_marks_is_refused(run: TinyRun) -> None:

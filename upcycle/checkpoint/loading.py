@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.remote_code import AUTO_MAP, tell_of_code
 from upcycle.checkpoint.staging import scratch_folder
+from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     place = choose_device(device)
-    with quiet():
+    with quiet(), under_utf8_name(folder) as named:
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
+                named,
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
@@ -120,7 +121,10 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with under_utf8_name(folder) as named:
+            return AutoTokenizer.from_pretrained(
+                named, local_files_only=True, trust_remote_code=False
+            )
     except UNLOADABLE as error:
         raise CheckpointError(
             f"the tokenizer does not load: {said(error)}",

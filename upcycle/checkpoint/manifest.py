@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from upcycle.errors import CheckpointError
+from upcycle.utf8 import strict, to_json
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
@@ -36,15 +37,17 @@ def write_manifest(
         libraries: packages whose versions matter for the bytes.
         result: facts about the output, such as hashes or counts.
     """
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "stage": stage,
-        "source": dict(source),
-        "options": dict(options),
-        "versions": versions(libraries),
-        "result": dict(result or {}),
-    }
-    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    document: dict[str, Any] = strict(
+        {
+            "schema": SCHEMA,
+            "stage": stage,
+            "source": dict(source),
+            "options": dict(options),
+            "versions": versions(libraries),
+            "result": dict(result or {}),
+        }
+    )
+    text = to_json(document, indent=2, sort_keys=True) + "\n"
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
     return document
 

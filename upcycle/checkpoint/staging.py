@@ -16,8 +16,10 @@ from safetensors import SafetensorError
 from upcycle import stopping
 from upcycle.checkpoint.marks import made_here
 from upcycle.errors import OutputError
+from upcycle.utf8 import shown
 
 _PACKAGES = (".mlpackage", ".aimodel")  # folders that pass for files
+_LONGEST_NAME = 255  # bytes, on every file system in use
 REFUSALS = {
     errno.EACCES, errno.EBUSY, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO,
     errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
@@ -73,11 +75,13 @@ def staged_entry(
 def write_file(path: Path, text: str) -> None:
     """Write a small file whole or not at all, over an older one; missing folders are made.
 
-    What is no plain file, such as `/dev/stdout`, is written to.
+    What is no plain file, such as `/dev/stdout`, is written to. What UTF-8 cannot hold is written
+    as `shown` has it.
 
     Raises:
         OutputError: it cannot be written there.
     """
+    text = shown(text)
     with writing(path):
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
@@ -219,12 +223,18 @@ def check_place(output: Path, inputs: Iterable[Path] = ()) -> None:
     """Refuse a path where nothing may be written.
 
     Raises:
-        OutputError: `output` has no name of its own; is, lies in or contains one of the inputs; or
-            lies inside a package.
+        OutputError: `output` has no name of its own, or too long a one; is, lies in or contains one
+            of the inputs; or lies inside a package.
     """
     if output.name in ("", ".."):
         raise OutputError(
             f"{output} cannot be an output", where=str(output.absolute()), fix="name a new folder"
+        )
+    if len(os.fsencode(f".{output.name}.replaced")) > _LONGEST_NAME:  # hidden names beside it
+        raise OutputError(
+            f"the name of the output has {len(os.fsencode(output.name))} bytes",
+            where=str(output.absolute()),
+            fix=f"name it in {_LONGEST_NAME - len('..replaced')} bytes or fewer",
         )
     for path in inputs:
         mine, theirs = output.resolve(), path.resolve()

@@ -22,6 +22,8 @@ def print_comparison(
     text = comparison["text"]
     kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])
     console.print(f"{text['tokens']:,} tokens of {kind}, {text['documents']:,} documents")
+    if losses := text.get("losses"):
+        console.print(f"not all of the text was used: {losses}")
     header, *rows = summary.overview(comparison)
     console.table(header, rows)
     for line in summary.margin_lines(comparison):

@@ -2,8 +2,6 @@
 
 import functools
 import inspect
-import json
-import math
 import os
 import signal
 import sys
@@ -20,6 +18,7 @@ from upcycle.cli import is_first_process
 from upcycle.cli.app import app
 from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
+from upcycle.utf8 import shown, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ class Console:
     def print(self, text: str = "") -> None:
         """Print a line for people."""
         if not (self.json or self.quiet):
-            print(text)
+            print(shown(text))
 
     def table(self, header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
         """Print rows in aligned columns, the first to the left and the others to the right."""
@@ -143,8 +142,7 @@ def _run(
         with _told_warnings(console) as told:
             outcome = function()
         if console.json:
-            data = _without_nan({**outcome.data, **({"warnings": told} if told else {})})
-            print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+            print(to_json({**outcome.data, **({"warnings": told} if told else {})}, indent=2))
         sys.stdout.flush()
     except UpcycleError as error:
         if debug:
@@ -208,15 +206,6 @@ def _stopped(number: int, what: str) -> int:
     if is_first_process():
         print(stopping.last_line(number, what), file=sys.stderr)
     return stopping.exit_code(number)
-
-
-def _without_nan(value: Any) -> Any:
-    """The same data with null for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_bytes(count: float) -> str:

@@ -84,6 +84,7 @@ def eval_command(
             prompts=settings.prompts,
             new_tokens=settings.new_tokens,
             margins=settings.margins.model_dump(),
+            max_bad_share=settings.max_bad_share,
             device=device,
             dtype=dtype,
             watch=watch,

@@ -116,6 +116,8 @@ def _show(console: Console, document: dict[str, Any]) -> None:
         f"{document['source']}: {document['method']}, {text['tokens']:,} tokens of {kind}, "
         f"{document['dtype']} on {document['device']}"
     )
+    if losses := text.get("losses"):
+        console.print(f"not all of the text was used: {losses}")
     header, *rows = overview_rows(document)
     console.table(header, rows)
     console.print()

@@ -11,8 +11,8 @@ from torch import Tensor
 from upcycle.checkpoint.loading import class_config, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration_options import path_of
-from upcycle.data.documents import read_documents
-from upcycle.data.tokens import Tokens, tokenise_documents
+from upcycle.data.documents import tokenise_files
+from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
 
 # Rows are drawn from this many times as many tokens, so that huge files are not read to their end.
@@ -35,7 +35,7 @@ def calibration_rows(
 
     Args:
         checkpoint: its tokenizer is used.
-        texts: files and folders, see `read_documents`; "builtin" is the text of the package.
+        texts: files and folders, see `tokenise_files`; "builtin" is the text of the package.
         tokens: how many tokens, rounded down to whole rows but at least one.
         sequence_length: T; shorter where the model has fewer positions.
         seed: of the drawing.
@@ -52,7 +52,7 @@ def calibration_rows(
     length = min(sequence_length, positions or sequence_length)
     rows = max(1, tokens // length)
     paths = [path_of(text) for text in texts]
-    documents = tokenise_documents(read_documents(paths), load_tokenizer(checkpoint.folder))
+    documents = tokenise_files(paths, load_tokenizer(checkpoint.folder))
     found = _first(documents, _DRAWN_FROM * rows * length)
     whole = len(found) // length
     if whole < rows:

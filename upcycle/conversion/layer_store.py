@@ -13,6 +13,7 @@ from torch import Tensor
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import clear, follow_umask, sync
+from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.conversion.merging import LayerMerger, by_weights_alone
 from upcycle.families import Role
 from upcycle.planning import Plan, planned_family
@@ -41,17 +42,21 @@ class LayerStore:
 
     def save(self, layer: int, tensors: Mapping[Role, Tensor], report: Mapping[str, Any]) -> None:
         """Keep a layer's new tensors and what was measured of it."""
-        path = self._path(layer)
+        path = self._folder / _name(layer)
         self._write(path, tensors, {"report": json.dumps(report)})
         self._layers[path.name] = hash_file(path)
 
     def tensors(self, layer: int) -> dict[Role, Tensor]:
         """A layer's new tensors by role."""
-        return load_file(self._path(layer))
+        with under_utf8_name(self._folder) as named:
+            return load_file(named / _name(layer))
 
     def report(self, layer: int) -> dict[str, Any]:
         """What was measured of a layer."""
-        with safe_open(self._path(layer), framework="pt") as file:
+        with (
+            under_utf8_name(self._folder) as named,
+            safe_open(named / _name(layer), framework="pt") as file,
+        ):
             report: dict[str, Any] = json.loads(file.metadata()["report"])
         return report
 
@@ -68,7 +73,10 @@ class LayerStore:
     def _taken_over(self) -> tuple[int, dict[str, Tensor]] | None:
         """What an earlier run left, if it is whole and of the same source."""
         try:
-            with safe_open(self._folder / _STATE, framework="pt") as file:
+            with (
+                under_utf8_name(self._folder) as named,
+                safe_open(named / _STATE, framework="pt") as file,
+            ):
                 facts = json.loads(file.metadata()["facts"])
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             layers = {name: hash_file(self._folder / name) for name in facts["layers"]}
@@ -80,20 +88,22 @@ class LayerStore:
         self._layers = layers
         return next_layer, state
 
-    def _path(self, layer: int) -> Path:
-        return self._folder / f"{layer}.safetensors"
-
     def _write(
         self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     ) -> None:
         """Whole or not at all: neither a kill nor a power cut leaves half a file under its name."""
         unfinished = path.with_suffix(".new")
         whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
-        save_file(whole, unfinished, metadata=dict(metadata))
+        with under_utf8_name(self._folder) as named:
+            save_file(whole, named / unfinished.name, metadata=dict(metadata))
         follow_umask(unfinished)
         sync(unfinished)
         os.replace(unfinished, path)
         sync(self._folder)
+
+
+def _name(layer: int) -> str:
+    return f"{layer}.safetensors"
 
 
 class StoredLayers:

@@ -5,17 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from upcycle.data.ledger import Document, Ledger, document_of
+from upcycle.data.ledger import Document, Ledger
+from upcycle.data.rows import document_of
 from upcycle.errors import DataError
 
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how its files begin
 
-def read_jsonl(path: Path, text_column: str, ledger: Ledger) -> Iterator[Document]:
+
+def read_jsonl(path: Path, text_column: str | None, ledger: Ledger) -> Iterator[Document]:
     """The documents of a JSONL file, or of a file that holds one JSON array.
 
     A byte-order mark, CRLF and blank lines are fine.
 
     Raises:
-        DataError: the file is not UTF-8, with the offset.
+        DataError: the file is UTF-16, or an array that is not UTF-8, with the offset.
     """
     for where, row in _rows(path, ledger):
         if not isinstance(row, dict):
@@ -28,14 +31,21 @@ def _rows(path: Path, ledger: Ledger) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as file:
         offset = 0
         for number, line in enumerate(file, start=1):
-            text = decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, path, offset)
+            where = f"{path.name}:{number}"
             offset += len(line)
+            try:
+                data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                text = decode(data, path, offset - len(data))
+            except DataError as error:
+                if number == 1 and line[:2] in _UTF_16:
+                    raise  # no line of it can be read
+                ledger.refuse(where, error.what, error.fix)
+                continue
             if not text.strip():
                 continue
             if number == 1 and text.lstrip().startswith("["):
                 yield from _array(path, ledger)
                 return
-            where = f"{path.name}:{number}"
             try:
                 yield where, json.loads(text, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
@@ -76,7 +86,7 @@ def decode(data: bytes, path: Path, offset: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        guess = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "Latin-1 or Windows-1252"
+        guess = "UTF-16" if data[:2] in _UTF_16 else "Latin-1 or Windows-1252"
         raise DataError(
             f"{path.name} is not UTF-8: byte 0x{data[error.start]:02x} "
             f"at offset {offset + error.start}",

@@ -8,6 +8,10 @@ from typing import Any
 from upcycle.errors import DataError
 
 MAX_BAD_SHARE = 0.01
+# A few bad rows of a small file are no sign of a wrong file, however large their share.
+_FEW_ROWS, _FEW_SHARE = 3, 0.1
+# A file that shows nothing else for so long is not read to its end.
+_HOPELESS_ROWS, _HOPELESS_SHARE = 1000, 0.9
 _EXAMPLES = 5
 
 
@@ -19,11 +23,13 @@ class Document:
         source: where it came from, as file or file:row.
         text: plain text.
         messages: a chat, each message with "role" and "content".
+        arguments: what the row has for the chat template beside its messages, such as "tools".
     """
 
     source: str
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -31,46 +37,70 @@ class Ledger:
     """Counts of what a reader saw.
 
     Attributes:
+        name: the file.
+        max_bad_share: the share of rows that may be bad. A few bad rows of a small file pass too,
+            at most 3 and at most a tenth of it; 0 lets none pass.
         kept: documents handed on.
         dropped: rows without text (empty, null, no such key), by reason: nothing is lost.
-        bad: rows that cannot be read, by reason; more than `MAX_BAD_SHARE` of a file is an error.
+        bad: rows that cannot be used, by reason.
+        unused: documents of whose rows something was left out, by what.
         repaired: rows with lone surrogates, which became U+FFFD.
         examples: the first few bad rows, as file:line and reason.
+        fix: what would mend the first of them; None where its reason says it all.
     """
 
+    name: str = ""
+    max_bad_share: float = MAX_BAD_SHARE
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     bad: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
     repaired: int = 0
     examples: list[tuple[str, str]] = field(default_factory=list)
+    fix: str | None = None
 
-    def refuse(self, where: str, reason: str) -> None:
-        """Count a row that cannot be read."""
+    def refuse(self, where: str, reason: str, fix: str | None = None) -> None:
+        """Count a row that cannot be used.
+
+        Raises:
+            DataError: there was next to nothing else for a thousand rows.
+        """
+        if not self.examples:
+            self.fix = fix
         self.bad[reason.partition(":")[0]] += 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append((where, reason))
+        hopeless = max(_HOPELESS_SHARE, self.max_bad_share) * self._num_rows
+        if self._num_bad >= _HOPELESS_ROWS and self._num_bad > hopeless:
+            raise self._too_many()
 
-    def check(self, name: str) -> None:
+    def reject(self, document: Document, reason: str, fix: str | None = None) -> None:
+        """Count a document that was handed on already, and turned out to be of no use.
+
+        Raises:
+            DataError: as for `refuse`.
+        """
+        self.kept -= 1
+        self.refuse(document.source, reason, fix)
+
+    def check(self) -> None:
         """Judge one file's ledger.
 
         Raises:
             DataError: too many bad rows, or no document at all.
         """
-        num_bad = self.bad.total()
-        rows = self.kept + num_bad + self.dropped.total()
-        if num_bad > MAX_BAD_SHARE * rows:
-            raise DataError(
-                f"{num_bad} of {rows} rows of {name} cannot be read: "
-                + "; ".join(f"{where}: {reason}" for where, reason in self.examples),
-                where=self.examples[0][0],
-                fix=f"mend these rows; up to {MAX_BAD_SHARE:.0%} of a file's rows may be bad",
-            )
+        few = min(_FEW_ROWS, _FEW_SHARE * self._num_rows) if self.max_bad_share else 0
+        if self._num_bad > max(few, self.max_bad_share * self._num_rows):
+            raise self._too_many()
         if not self.kept:
+            if self.bad:
+                raise self._too_many()
             reasons = ", ".join(f"{count} {why}" for why, count in self.dropped.items())
             raise DataError(
-                f"no row of {name} has text ({reasons or 'there are no rows'})",
-                where=name,
-                fix="call that column 'text', or name it in a recipe with text_column",
+                f"no row of {self.name} has text ({reasons or 'there are no rows'})",
+                where=self.name,
+                fix="call that column 'text', or name it in a recipe with text_column; chats are "
+                "'messages', 'conversations', or 'prompt' and 'completion'",
             )
 
     def add(self, other: "Ledger") -> None:
@@ -78,64 +108,41 @@ class Ledger:
         self.kept += other.kept
         self.dropped += other.dropped
         self.bad += other.bad
+        self.unused += other.unused
         self.repaired += other.repaired
         self.examples += other.examples
 
     @property
     def has_losses(self) -> bool:
-        """Whether any row was dropped, refused or changed."""
-        return bool(self.dropped or self.bad or self.repaired)
+        """Whether any row was dropped, refused or changed, or not used whole."""
+        return bool(self.dropped or self.bad or self.unused or self.repaired)
 
     def summary(self) -> str:
         """One line for people."""
         parts = [f"{self.kept} documents"]
         parts += [f"{count} dropped ({why})" for why, count in self.dropped.items()]
         parts += [f"{count} bad ({why})" for why, count in self.bad.items()]
+        if self.examples:
+            where, reason = self.examples[0]
+            parts[-1] += f", the first at {where}: {reason}"
+        parts += [f"{count} with {what}" for what, count in self.unused.items()]
         if self.repaired:
             parts.append(f"{self.repaired} with lone surrogates repaired")
         return ", ".join(parts)
 
+    @property
+    def _num_bad(self) -> int:
+        return self.bad.total()
 
-def document_of(
-    row: Mapping[str, Any], where: str, text_column: str, ledger: Ledger
-) -> Document | None:
-    """The document in a row, or None after counting why there is none."""
-    text, messages = row.get(text_column), row.get("messages")
-    if text is None and messages is None:
-        reason = f"null {text_column!r}" if text_column in row else f"without {text_column!r}"
-        ledger.dropped[reason] += 1
-        return None
-    if text is None:
-        return _chat_of(messages, where, ledger)
-    if not isinstance(text, str):
-        ledger.refuse(where, f"{text_column!r} is not text: {type(text).__name__}")
-        return None
-    if not text.strip():
-        ledger.dropped["empty"] += 1
-        return None
-    ledger.kept += 1
-    return Document(where, text=_without_surrogates(text, ledger))
+    @property
+    def _num_rows(self) -> int:
+        return self.kept + self._num_bad + self.dropped.total()
 
-
-def _chat_of(messages: Any, where: str, ledger: Ledger) -> Document | None:
-    is_chat = isinstance(messages, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages
-    )
-    if not is_chat:
-        ledger.refuse(where, "'messages' is no list of messages with a role")
-        return None
-    if not messages:
-        ledger.dropped["empty"] += 1
-        return None
-    ledger.kept += 1
-    return Document(where, messages=tuple(messages))
-
-
-def _without_surrogates(text: str, ledger: Ledger) -> str:
-    """Lone surrogates cannot be encoded; U+FFFD stands in for each."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        ledger.repaired += 1
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    def _too_many(self) -> DataError:
+        return DataError(
+            f"{self._num_bad} of {self._num_rows} rows of {self.name} cannot be read: "
+            + "; ".join(f"{where}: {reason}" for where, reason in self.examples),
+            where=self.examples[0][0],
+            fix=f"{self.fix or 'mend these rows'}; up to {100 * self.max_bad_share:g} % of a "
+            "file's rows may be bad (max_bad_share in a recipe)",
+        )

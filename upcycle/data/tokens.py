@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upcycle.data.chat import chat_tokens
-from upcycle.data.ledger import Document
+from upcycle.data.chat import REFUSALS, RowError, chat_tokens
+from upcycle.data.ledger import Document, Ledger
 from upcycle.errors import DataError
+from upcycle.utf8 import repaired
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,6 +69,7 @@ def tokenise_documents(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     assistant_only: bool = False,
+    ledger: Ledger | None = None,
 ) -> Iterator[Tokens]:
     """Token ids of each document, in order.
 
@@ -78,45 +80,95 @@ def tokenise_documents(
         documents: text or chats.
         tokenizer: the source checkpoint's.
         assistant_only: mask all but the assistant's tokens of chats.
+        ledger: of the documents' file; receives those that cannot be used, which are left out.
 
     Raises:
-        DataError: a chat that the template cannot render; `assistant_only` with plain text or with
-            a template that does not mark the assistant's turns.
+        DataError: `assistant_only` with a template that does not mark the assistant's turns;
+            without a ledger also a chat that the template cannot render, text that the tokenizer
+            cannot take, or `assistant_only` with plain text.
     """
     before, after = document_affixes(tokenizer)
+
+    def tokens_of(document: Document, plain: list[int] | None) -> Tokens:
+        if document.messages is not None:
+            chat, mask = chat_tokens(
+                document, tokenizer, assistant_only=assistant_only, ledger=ledger
+            )
+            return Tokens(chat, mask, document.source)
+        if assistant_only:
+            raise RowError(
+                "assistant_only was asked for, but this row is plain text",
+                where=document.source,
+                fix="give chats in a 'messages' column, or turn assistant_only off",
+            )
+        ids = _encode_alone(document, tokenizer) if plain is None else plain
+        # Text that already spells the special token out must not get it twice.
+        head = [] if ids[: len(before)] == before else before
+        tail = [] if ids[len(ids) - len(after) :] == after else after
+        return Tokens(np.array([*head, *ids, *tail], np.int32), None, document.source)
+
     iterator = iter(documents)
     while batch := list(islice(iterator, _DOCUMENTS_AT_ONCE)):
-        texts = [document.text for document in batch if document.text is not None]
-        plain = iter(_encode_texts(texts, tokenizer))
+        texts = [d.text for d in batch if d.text is not None and not assistant_only]
+        plain = _encode_texts(texts, tokenizer)
         for document in batch:
-            if document.messages is not None:
-                chat, mask = chat_tokens(document, tokenizer, assistant_only=assistant_only)
-                yield Tokens(chat, mask, document.source)
+            is_encoded = document.text is not None and not assistant_only
+            try:
+                found = tokens_of(document, next(plain) if is_encoded else None)
+            except RowError as error:
+                if ledger is None:
+                    raise
+                ledger.reject(document, error.what, error.fix)
                 continue
-            if assistant_only:
-                raise DataError(
-                    "assistant_only was asked for, but this row is plain text",
-                    where=document.source,
-                    fix="give chats in a 'messages' column, or turn assistant_only off",
-                )
-            ids = next(plain)
-            # Text that already spells the special token out must not get it twice.
-            head = [] if ids[: len(before)] == before else before
-            tail = [] if ids[len(ids) - len(after) :] == after else after
-            yield Tokens(np.array([*head, *ids, *tail], np.int32), None, document.source)
+            yield found
+
+
+def decoded(
+    tokenizer: "PreTrainedTokenizerBase", ids: Any, *, skip_special_tokens: bool = False
+) -> str:
+    """The text of token ids, in characters that files can hold."""
+    text = tokenizer.decode(
+        ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
+    return str(repaired(text))
 
 
 def _encode_texts(
     texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase"
-) -> Iterator[list[int]]:
-    """Ids without special tokens added."""
+) -> Iterator[list[int] | None]:
+    """Ids of each text without special tokens added; None each where one cannot be encoded."""
     pieces = [list(text_pieces(text)) for text in texts]
     flat = [piece for parts in pieces for piece in parts]
-    encoded = iter(
-        tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else []
-    )
+    try:
+        encoded = iter(_ids(flat, tokenizer) if flat else [])
+    except REFUSALS:
+        yield from (None for _ in texts)
+        return
     for parts in pieces:
         yield [token for ids in islice(encoded, len(parts)) for token in ids]
+
+
+def _encode_alone(document: Document, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Ids of one text.
+
+    Raises:
+        RowError: the tokenizer cannot take it.
+    """
+    assert document.text is not None
+    try:
+        encoded = _ids(list(text_pieces(document.text)), tokenizer)
+    except REFUSALS as error:
+        raise RowError(
+            f"the tokenizer cannot take this text: {error}",
+            where=document.source,
+            fix="mend or remove the row",
+        ) from error
+    return [token for ids in encoded for token in ids]
+
+
+def _ids(texts: list[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
+    found: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return found
 
 
 def text_pieces(text: str, size: int = _PIECE_CHARACTERS) -> Iterator[str]:

@@ -1,16 +1,12 @@
 """Evaluation windows: stretches of one document each, every token scored once."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from upcycle.data.ledger import Document
-from upcycle.data.tokens import tokenise_documents
+from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class EvalRow(NamedTuple):
@@ -25,12 +21,7 @@ class EvalRow(NamedTuple):
     document: int
 
 
-def eval_rows(
-    documents: Iterable[Document],
-    tokenizer: "PreTrainedTokenizerBase",
-    sequence_length: int,
-    max_tokens: int,
-) -> list[EvalRow]:
+def eval_rows(documents: Iterable[Tokens], sequence_length: int, max_tokens: int) -> list[EvalRow]:
     """Windows of at most `sequence_length` tokens, no two documents in one.
 
     Consecutive windows of a document share one token, so that every token but a document's first
@@ -41,7 +32,7 @@ def eval_rows(
         DataError: no document has two tokens.
     """
     windows: list[EvalRow] = []
-    for index, tokens in enumerate(tokenise_documents(documents, tokenizer)):
+    for index, tokens in enumerate(documents):
         ids = torch.from_numpy(tokens.ids).long()
         windows += [
             EvalRow(ids[start : start + sequence_length], index)

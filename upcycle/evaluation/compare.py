@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from upcycle.checkpoint.loading import choose_device, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.data.ledger import MAX_BAD_SHARE
 from upcycle.data.windows import EvalRow
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
@@ -38,6 +39,7 @@ from upcycle.evaluation.statistics import RESAMPLES, divergence
 from upcycle.evaluation.worst import worst_tokens
 from upcycle.families import shape_of
 from upcycle.progress import Progress, Watcher, ignore
+from upcycle.utf8 import repaired
 
 NOISE_WINDOWS = 8
 
@@ -72,6 +74,7 @@ def evaluate(
     margins: Mapping[str, float | None] | None = None,
     device: str = "auto",
     dtype: str = "float32",
+    max_bad_share: float = MAX_BAD_SHARE,
     watch: Watcher = ignore,
 ) -> Comparison:
     """Measure what each candidate lost against the source, and what it saved.
@@ -90,6 +93,7 @@ def evaluate(
         margins: limits by name, `kl_mean` and `nll_increase`, in nats per token; None sets none.
         device: "auto", "cpu", "cuda" or "mps".
         dtype: dtype of weights and arithmetic; float32 keeps the noise floor near zero.
+        max_bad_share: the share of a file's rows that may be bad, see `Ledger`.
         watch: told how many tokens were scored.
 
     Raises:
@@ -100,6 +104,7 @@ def evaluate(
         DataError: text that cannot be read.
     """
     margins = margins or {}
+    prompts = repaired(list(prompts))
     check_margins(margins)
     if not candidates:
         raise EvaluationError(
@@ -113,7 +118,7 @@ def evaluate(
     tokenizer = load_tokenizer(checkpoints[0].folder)
     for checkpoint in checkpoints[1:]:
         check_same_tokenizer(tokenizer, load_tokenizer(checkpoint.folder), checkpoint.folder)
-    held_out = read_held_out(text, tokenizer, sequence_length, max_tokens)
+    held_out = read_held_out(text, tokenizer, sequence_length, max_tokens, max_bad_share)
 
     def load(index: int) -> _Loaded:
         model = load_model(checkpoints[index].folder, dtype=precision, device=place)

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from upcycle.data.tokens import document_affixes
+from upcycle.data.tokens import decoded, document_affixes
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.results import Continuation
+from upcycle.utf8 import repaired
 
 
 @torch.inference_mode()
@@ -40,7 +41,7 @@ def prompt_tokens(tokenizer: Any, prompt: str, new_tokens: int, config: Any) -> 
         EvaluationError: there are no ids, or both together exceed the model's context.
     """
     before, _ = document_affixes(tokenizer)
-    ids = [*before, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    ids = [*before, *tokenizer(repaired(prompt), add_special_tokens=False)["input_ids"]]
     if not ids:
         raise EvaluationError(
             "an empty prompt has no token to start from",
@@ -64,13 +65,13 @@ def continuation(
 ) -> Continuation:
     """A continuation's text, split at the first token that differs from the source's."""
     at = first_divergence(source_tokens, tokens)
-    text = _text(tokens, tokenizer)
+    text = decoded(tokenizer, tokens)
     if at is None:
         agreed, through = text, text
     else:
         # A token may end within a character, which decodes to a replacement sign until the next.
-        agreed = _shared(_text(tokens[:at], tokenizer), text)
-        through = _shared(_text(tokens[: at + 1], tokenizer), text)
+        agreed = _shared(decoded(tokenizer, tokens[:at]), text)
+        through = _shared(decoded(tokenizer, tokens[: at + 1]), text)
     return Continuation(
         label=label,
         tokens=list(tokens),
@@ -101,10 +102,3 @@ def _shared(start: str, text: str) -> str:
     pairs = enumerate(zip(start, text, strict=False))
     length = next((i for i, (a, b) in pairs if a != b), min(len(start), len(text)))
     return text[:length]
-
-
-def _text(tokens: Sequence[int], tokenizer: Any) -> str:
-    text: str = tokenizer.decode(
-        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    return text

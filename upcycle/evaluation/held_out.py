@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.manifest import hash_file, hash_folder
-from upcycle.data.documents import packaged_text, read_documents
-from upcycle.data.tokens import document_affixes
+from upcycle.data.documents import packaged_text, tokenise_files
+from upcycle.data.ledger import MAX_BAD_SHARE, Ledger
+from upcycle.data.tokens import decoded, document_affixes
 from upcycle.data.windows import EvalRow, eval_rows
 from upcycle.evaluation.results import Text
+from upcycle.utf8 import shown
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,29 @@ class HeldOut:
 
 
 def read_held_out(
-    files: Sequence[str | Path], tokenizer: Any, sequence_length: int, max_tokens: int
+    files: Sequence[str | Path],
+    tokenizer: Any,
+    sequence_length: int,
+    max_tokens: int,
+    max_bad_share: float = MAX_BAD_SHARE,
 ) -> HeldOut:
     """Read, tokenise and cut the held-out text; no files means the packaged text.
+
+    Args:
+        files: files and folders.
+        tokenizer: the source's.
+        sequence_length: tokens per window at most.
+        max_tokens: tokens to score at most.
+        max_bad_share: the share of a file's rows that may be bad, see `Ledger`.
 
     Raises:
         DataError: text that cannot be read, or none.
     """
     paths = list(map(Path, files)) or [packaged_text("heldout")]
-    rows = eval_rows(read_documents(paths), tokenizer, sequence_length, max_tokens)
-    scored = [
-        tokenizer.decode(row.ids[1:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for row in rows
-    ]
+    ledger = Ledger()
+    tokens = tokenise_files(paths, tokenizer, max_bad_share=max_bad_share, ledger=ledger)
+    rows = eval_rows(tokens, sequence_length, max_tokens)
+    scored = [decoded(tokenizer, row.ids[1:], skip_special_tokens=True) for row in rows]
     hashes = _hashes(paths)
     before, _ = document_affixes(tokenizer)
     return HeldOut(
@@ -49,6 +61,7 @@ def read_held_out(
             words=sum(len(piece.split()) for piece in scored),
             sequence_length=sequence_length,
             bos=bool(before),
+            losses=ledger.summary() if ledger.has_losses else "",
         ),
     )
 
@@ -59,7 +72,7 @@ def _hashes(paths: Sequence[Path]) -> dict[str, str]:
     for path in paths:
         if path.is_dir():
             hashes = hash_folder(path).items()
-            found |= {f"{path.resolve().name}/{name}": value for name, value in hashes}
+            found |= {shown(f"{path.resolve().name}/{name}"): value for name, value in hashes}
         else:
-            found[path.name] = hash_file(path)
+            found[shown(path.name)] = hash_file(path)
     return found

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from upcycle.errors import EvaluationError
+from upcycle.utf8 import shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PROBE = "def main(argv: list[str]) -> int:\n    return 0  # naïve café, 12345\n"
@@ -67,7 +68,7 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     """A distinct label for the source and each candidate: "source", then the folders' names."""
     labels = ["source"]
     for folder in folders:
-        name, turn = folder.resolve().name, 1
+        name, turn = shown(folder.resolve().name), 1
         label = name
         while label in labels:
             turn += 1

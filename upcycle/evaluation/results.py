@@ -24,6 +24,7 @@ class Text:
         sequence_length: longest window in tokens; windows do not overlap, so the context of a
             token is what precedes it in its window.
         bos: whether the tokenizer starts each document with its BOS token.
+        losses: what of the files was not used as it stands, with counts; empty where all was.
     """
 
     files: list[str]
@@ -36,6 +37,7 @@ class Text:
     words: int
     sequence_length: int
     bos: bool
+    losses: str = ""
 
 
 @dataclass(frozen=True)

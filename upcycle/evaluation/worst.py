@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from upcycle.data.tokens import decoded
 from upcycle.data.windows import EvalRow
 from upcycle.evaluation.results import WorstToken
 from upcycle.evaluation.scoring import Scores
@@ -31,7 +32,7 @@ def worst_tokens(
             break
         ids, position = rows[scores.window[index]].ids, int(scores.position[index])
         start = max(0, position - _CONTEXT_TOKENS)
-        before, through = (_text(ids[start:end], tokenizer) for end in (position, position + 1))
+        before, through = (decoded(tokenizer, ids[start:end]) for end in (position, position + 1))
         found.append(
             WorstToken(
                 before=before,
@@ -42,8 +43,3 @@ def worst_tokens(
             )
         )
     return found
-
-
-def _text(ids: Any, tokenizer: Any) -> str:
-    text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    return text

@@ -76,7 +76,7 @@ def write_bundle(
     template = folder / _TEMPLATE
     if template.exists() and not (folder / _TEMPLATE_AS_JSON).exists():
         # Some releases of swift-transformers read this form alone.
-        text = json.dumps({"chat_template": template.read_text(encoding="utf-8")})
+        text = json.dumps({"chat_template": template.read_bytes().decode("utf-8", "replace")})
         (folder / _TEMPLATE_AS_JSON).write_text(text + "\n", encoding="utf-8")
     hashes = {"files": hash_folder(folder)}
     if package is not None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.staging import check_place, write_file
+from upcycle.report.formatting import pictured
 
 
 def render_page(document: dict[str, Any]) -> str:
@@ -21,7 +22,7 @@ def render_page(document: dict[str, Any]) -> str:
     )
     for name in ("binary_bytes", "integer", "megabytes", "rate"):
         environment.filters[name] = getattr(formatting, name)
-    return environment.get_template("graph.html.j2").render(document)
+    return pictured(environment.get_template("graph.html.j2").render(document))
 
 
 def write_page(document: dict[str, Any], path: Path) -> None:

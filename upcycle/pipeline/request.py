@@ -97,5 +97,12 @@ def _export(section: ExportRecipe, output: Path) -> str:
 def _evaluation_text(recipe: Recipe, source: Path) -> str:
     section = recipe.evaluate
     tokenizer = load_tokenizer(source)
-    text = read_held_out(section.text, tokenizer, section.sequence_length, section.max_tokens).text
-    return f"{text.windows} windows, {text.tokens:,} tokens to score"
+    text = read_held_out(
+        section.text,
+        tokenizer,
+        section.sequence_length,
+        section.max_tokens,
+        section.max_bad_share,
+    ).text
+    losses = f"; not all of the text is used: {text.losses}" if text.losses else ""
+    return f"{text.windows} windows, {text.tokens:,} tokens to score{losses}"

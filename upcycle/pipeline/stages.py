@@ -31,6 +31,7 @@ from upcycle.report.render import write_report
 from upcycle.training.facts import weight_hashes
 from upcycle.training.log import LOG_NAME
 from upcycle.training.team import team
+from upcycle.utf8 import to_json
 
 COMPARISON_JSON = "comparison.json"
 REPORT_JSON = "report.json"
@@ -187,7 +188,7 @@ def _evaluate_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         asked = {**section.model_dump(), "margins": section.margins.model_dump()}
         comparison = evaluate(run.source, run.candidates, watch=watch, **asked).to_dict()
         with staged(folder, overwrite=True) as partial:
-            text = json.dumps(comparison, indent=2, ensure_ascii=False) + "\n"
+            text = to_json(comparison, indent=2) + "\n"
             (partial / COMPARISON_JSON).write_text(text, encoding="utf-8")
             _write_manifest(partial, "evaluate", source(), options)
         return ()

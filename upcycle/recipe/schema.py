@@ -16,6 +16,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -61,7 +62,7 @@ class TextSource(Section):
 
 
 class ChatRecipe(Section):
-    """How `messages` rows are trained on.
+    """How rows with chats are trained on.
 
     Attributes:
         assistant_only: put the loss on the assistant's tokens alone, which needs a chat template
@@ -76,12 +77,16 @@ class DataRecipe(Section):
 
     Attributes:
         sources: read in this order.
-        text_column: the column or key that holds plain text.
-        chat: for rows with `messages`.
+        text_column: the column or key that holds plain text, used before a chat of the same row;
+            absent means `text`, used where a row has no chat.
+        max_bad_share: the share of a file's rows that may be unusable: no JSON, not UTF-8, refused
+            by the chat template. At most 3 and a tenth of them may be in any case; 0 lets none.
+        chat: for rows with `messages`, `conversations`, or `prompt` and `completion`.
     """
 
     sources: Annotated[tuple[TextSource, ...], Field(strict=False, min_length=1)]
-    text_column: str = "text"
+    text_column: str | None = None
+    max_bad_share: Share = 0.01
     chat: ChatRecipe = ChatRecipe()
 
 
@@ -193,6 +198,7 @@ class EvaluateRecipe(Section):
         sequence_length: tokens of context at most.
         prompts: continued greedily by each model.
         new_tokens: tokens per continuation.
+        max_bad_share: the share of a text file's rows that may be unusable, as in `train.data`.
         margins: what may be lost.
     """
 
@@ -201,6 +207,7 @@ class EvaluateRecipe(Section):
     sequence_length: Annotated[int, Field(ge=2)] = 512
     prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     new_tokens: Positive = 48
+    max_bad_share: Share = 0.01
     margins: Margins = Margins()
 
 

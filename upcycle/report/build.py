@@ -1,7 +1,5 @@
 """Gather everything that a report shows into one JSON document."""
 
-import json
-import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -18,6 +16,7 @@ from upcycle.report.schema import (
     Training,
     TrainingPoint,
 )
+from upcycle.training.log import logged_number, read_log
 
 MOST_POINTS = 400
 # What loading reads. Other files, such as a second copy in another format, may be huge.
@@ -65,30 +64,29 @@ def build_report(
 
 def read_training_log(path: Path) -> Training | None:
     """The loss curve of a training log, thinned out; None for a log without steps."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    rows = read_log(path)
     steps = [row for row in rows if "loss" in row]
     if not steps:
         return None
     points: list[TrainingPoint] = [
-        {"step": row["step"], "loss": row["loss"]} for row in _thinned(steps)
+        {"step": row["step"], "loss": logged_number(row, "loss")} for row in _thinned(steps)
     ]
     held_out: list[HeldOutPoint] = [
-        {"step": row["step"], "kl": _number(row["heldout_kl"]), "nll": _number(row["heldout_nll"])}
+        {
+            "step": row["step"],
+            "kl": logged_number(row, "heldout_kl"),
+            "nll": logged_number(row, "heldout_nll"),
+        }
         for row in rows
         if "heldout_kl" in row
     ]
-    last = steps[-1]
+    tokens = logged_number(steps[-1], "tokens")
     return {
-        "steps": last["step"],
-        "tokens": last["tokens"],
+        "steps": steps[-1]["step"],
+        "tokens": None if tokens is None else int(tokens),
         "points": points,
         "held_out": held_out,
     }
-
-
-def _number(logged: float | None) -> float:
-    """A value of the log, in which null stands for one that is not finite."""
-    return math.nan if logged is None else logged
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,11 +4,14 @@ from math import exp
 from typing import Any
 
 MISSING = "\N{EN DASH}"
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
 NBSP = "\N{NO-BREAK SPACE}"
 
 
-def integer(value: float) -> str:
+def integer(value: float | None) -> str:
     """12345 -> "12,345"; a fraction keeps two decimals."""
+    if value is None:
+        return MISSING
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
@@ -39,15 +42,19 @@ def rate(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def nats(value: float) -> str:
+def nats(value: float | None) -> str:
     """A likelihood or divergence: four decimals, or powers of ten where they would all be zero."""
+    if value is None:
+        return MISSING
     if value == 0:
         return "0"
     return f"{value:.1e}" if abs(value) < 0.0005 else f"{value:.4f}"
 
 
-def signed(value: float) -> str:
+def signed(value: float | None) -> str:
     """A difference with its sign: "+0.0312", with a true minus."""
+    if value is None:
+        return MISSING
     return ("\N{MINUS SIGN}" if value < 0 else "+") + nats(abs(value)) if value else "0"
 
 
@@ -90,6 +97,11 @@ def probability(nll: float) -> str:
     """exp(-nll) as a percentage; one digit where two decimals would be nothing."""
     share = 100 * exp(-nll)
     return f"{share:.2f}{NBSP}%" if share >= 0.01 else f"{share:.1g}{NBSP}%"
+
+
+def pictured(page: str) -> str:
+    """A page whose control characters, which no page may have, are Unicode's pictures of them."""
+    return page.translate(_PICTURES)
 
 
 def short_hash(value: str) -> str:

@@ -35,4 +35,4 @@ def render_page(template: str, **view: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
-    return environment.get_template(template).render(**view)
+    return formatting.pictured(environment.get_template(template).render(**view))

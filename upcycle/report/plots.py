@@ -5,8 +5,9 @@ drawing serves light and dark.
 """
 
 import io
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from upcycle.report.formatting import binary_bytes
@@ -31,24 +32,28 @@ _MARKERS = ["o", "s", "D", "^", "v", "P"]
 
 
 def loss_curve(training: Training) -> str:
-    """Training loss of each step, and the held-out KL where it was measured."""
+    """Training loss of each step, and the held-out KL where it was measured.
+
+    What was not finite leaves a gap.
+    """
 
     def draw(axes: "Axes") -> None:
         steps = [point["step"] for point in training["points"]]
-        losses = [point["loss"] for point in training["points"]]
+        losses = _gapped(point["loss"] for point in training["points"])
+        divergences = _gapped(point["kl"] for point in training["held_out"])
         axes.plot(steps, losses, color=SERIES[0], linewidth=1.2, label="training loss")
         held_out = training["held_out"]
         if held_out:
             axes.plot(
                 [point["step"] for point in held_out],
-                [point["kl"] for point in held_out],
+                divergences,
                 color=SERIES[2],
                 marker="D",
                 markersize=4,
                 label="held-out KL",
             )
-        values = losses + [point["kl"] for point in held_out]
-        if min(values) > 0:
+        values = [value for value in losses + divergences if math.isfinite(value)]
+        if values and min(values) > 0:
             _logarithmic(axes, values)
         axes.set_xlabel("optimiser step")
         axes.set_ylabel("nats per token")
@@ -66,13 +71,13 @@ def losses_by_layer(layers: Sequence[Mapping[str, Any]]) -> str:
     def draw(axes: "Axes") -> None:
         numbers = [layer["layer"] for layer in layers]
         lines = {
-            "keys lost": [layer["residual"]["keys"] for layer in layers],
-            "values lost": [layer["residual"]["values"] for layer in layers],
+            "keys lost": _gapped(layer["residual"]["keys"] for layer in layers),
+            "values lost": _gapped(layer["residual"]["values"] for layer in layers),
         }
         refined = [layer["refinement"] for layer in layers]
         if all(refined):
-            lines["output error before refining"] = [fit["before"] for fit in refined]
-            lines["output error after"] = [fit["after"] for fit in refined]
+            lines["output error before refining"] = _gapped(fit["before"] for fit in refined)
+            lines["output error after"] = _gapped(fit["after"] for fit in refined)
         for index, (label, values) in enumerate(lines.items()):
             axes.plot(numbers, [100 * v for v in values], label=label, **_series(index))
         axes.set_ylim(bottom=0)
@@ -231,6 +236,11 @@ def _series(index: int) -> dict[str, Any]:
         "markersize": 4,
         "linewidth": 1.8,
     }
+
+
+def _gapped(values: Iterable[float | None]) -> list[float]:
+    """Values to draw; nothing is drawn where there is none."""
+    return [math.nan if value is None else value for value in values]
 
 
 def _plain(value: float, _: float) -> str:

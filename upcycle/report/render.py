@@ -1,11 +1,13 @@
 """report.json to report.md and report.html, from the document alone."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from upcycle.checkpoint.staging import write_file
 from upcycle.report import formatting, summary
+from upcycle.report.formatting import pictured
 from upcycle.report.schema import ReportDocument
+from upcycle.utf8 import strict, to_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -16,19 +18,25 @@ JSON_NAME, MARKDOWN_NAME, HTML_NAME = "report.json", "report.md", "report.html"
 def write_report(document: ReportDocument, folder: Path) -> None:
     """Write report.json, report.md and report.html into `folder`, over older ones.
 
-    The HTML is one file that asks nothing of a network: styles and plots are inside it.
+    Each is written whole or not at all, and none before all three are made. The HTML is one file
+    that asks nothing of a network: styles and plots are inside it.
+
+    Raises:
+        OutputError: one cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    (folder / JSON_NAME).write_text(text, encoding="utf-8")
-    (folder / MARKDOWN_NAME).write_text(render_markdown(document), encoding="utf-8")
-    (folder / HTML_NAME).write_text(render_html(document), encoding="utf-8")
+    pages = {
+        JSON_NAME: to_json(document, indent=2) + "\n",
+        MARKDOWN_NAME: render_markdown(document),
+        HTML_NAME: render_html(document),
+    }
+    for name, text in pages.items():
+        write_file(folder / name, text)
 
 
 def render_markdown(document: ReportDocument) -> str:
     """The report as GitHub Markdown, without plots."""
     template = _environment(autoescape=False).get_template("report.md.j2")
-    return template.render(_view(document)).strip() + "\n"
+    return pictured(template.render(_view(_readable(document))).strip() + "\n")
 
 
 def render_html(document: ReportDocument) -> str:
@@ -36,6 +44,8 @@ def render_html(document: ReportDocument) -> str:
     from markupsafe import Markup
 
     from upcycle.report import plots
+
+    document = _readable(document)
 
     models = document["comparison"]["models"]
     training = document["training"]
@@ -53,7 +63,12 @@ def render_html(document: ReportDocument) -> str:
         drawn["losses_by_layer"] = plots.losses_by_layer(measured)
     template = _environment(autoescape=True).get_template("report.html.j2")
     svgs = {name: Markup(svg) for name, svg in drawn.items()}
-    return template.render(_view(document), plots=svgs)
+    return pictured(template.render(_view(document), plots=svgs))
+
+
+def _readable(document: ReportDocument) -> ReportDocument:
+    """What report.json says, so that all three say the same."""
+    return cast("ReportDocument", strict(document))
 
 
 def _view(document: ReportDocument) -> dict[str, Any]:
@@ -109,7 +124,7 @@ def _environment(*, autoescape: bool) -> "Environment":
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return to_json(value, indent=2)
 
 
 def _markdown_cell(value: object) -> str:

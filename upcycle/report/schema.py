@@ -27,8 +27,8 @@ class TrainingPoint(TypedDict):
 
     step: int
     """Optimiser step, from 1."""
-    loss: float
-    """The training loss of this step, nats per token."""
+    loss: float | None
+    """The training loss of this step, nats per token; None where it was not finite."""
 
 
 class HeldOutPoint(TypedDict):
@@ -36,10 +36,10 @@ class HeldOutPoint(TypedDict):
 
     step: int
     """Optimiser steps done before it."""
-    kl: float
-    """KL(source || model) on held-out text, nats per token."""
-    nll: float
-    """Negative log-likelihood on held-out text, nats per token."""
+    kl: float | None
+    """KL(source || model) on held-out text, nats per token; None where it was not finite."""
+    nll: float | None
+    """Negative log-likelihood on held-out text, nats per token; None where it was not finite."""
 
 
 class Training(TypedDict):
@@ -47,8 +47,8 @@ class Training(TypedDict):
 
     steps: int
     """The last step of the log."""
-    tokens: int
-    """Tokens trained on."""
+    tokens: int | None
+    """Tokens trained on; None where the log does not say."""
     points: list[TrainingPoint]
     """The training loss, evenly thinned out."""
     held_out: list[HeldOutPoint]

@@ -229,6 +229,7 @@ def window_rule(text: Values) -> str:
         "the first token of a window is context only, where it is not the document's first it is "
         "the last scored one of the window before. A document ends with an EOS token, scored too, "
         "where the tokenizer has one."
+        + (f" Not all of the text was used: {text['losses']}." if text.get("losses") else "")
     )
 
 

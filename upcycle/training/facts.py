@@ -1,18 +1,23 @@
 """What a run is about: the rows it trains on, and everything a resumed run must share."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.lineage import is_vocabulary
 from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.data.documents import read_documents
+from upcycle.data.documents import tokenise_files
 from upcycle.data.ledger import Ledger
 from upcycle.data.packing import IGNORED, PackedRows, pack
-from upcycle.data.tokens import Tokens, tokenise_documents
+from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.recipe.schema import DataRecipe, TrainRecipe
+from upcycle.utf8 import shown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What may differ between a run and its resumption: none of it touches the weights beyond rounding.
 # `steps` stands for fraction and source_steps.
@@ -25,22 +30,14 @@ _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 _DOCUMENTS = 20  # of every source, read at least before a run
 
 
-def training_rows(
-    tokenizer_folder: Path, recipe: TrainRecipe, ledger: Ledger | None = None
-) -> tuple[PackedRows, PackedRows]:
+def training_rows(tokenizer_folder: Path, recipe: TrainRecipe) -> tuple[PackedRows, PackedRows]:
     """Packed rows to train on, and the last few (about 2 %), which are held out from it.
 
     Raises:
         DataError: the text cannot be read, or is less than one batch.
     """
-    documents = read_documents(
-        [source.path for source in recipe.data.sources], recipe.data.text_column, ledger
-    )
-    tokens = tokenise_documents(
-        documents,
-        load_tokenizer(tokenizer_folder),
-        assistant_only=recipe.data.chat.assistant_only,
-    )
+    sources = [source.path for source in recipe.data.sources]
+    tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data)
     rows = pack(tokens, recipe.sequence_length)
     # The last rows may carry no loss, such as one of a single token: there is nothing to measure.
     last_with_targets = int((rows.labels != IGNORED).any(dim=1).nonzero().max())
@@ -80,11 +77,8 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
     enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
     details, filled, targets = [], 0, 0
     for source in data.sources:
-        documents = read_documents([source.path], data.text_column)
-        count = 0
-        for number, tokens in enumerate(
-            tokenise_documents(documents, tokenizer, assistant_only=data.chat.assistant_only), 1
-        ):
+        ledger, count = Ledger(), 0
+        for number, tokens in enumerate(_tokens([source.path], tokenizer, data, ledger), 1):
             count += len(tokens.ids)
             targets += num_targets(tokens)
             if number >= _DOCUMENTS and filled + count >= enough and targets:
@@ -92,6 +86,8 @@ def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
                 break
         else:
             details.append(f"{source.path.name}: {count:,} tokens")
+        if ledger.has_losses:
+            details.append(f"not all of it is used: {ledger.summary()}")
         filled += count
     if filled and not targets:
         raise no_targets(f"{filled:,} tokens")
@@ -106,6 +102,22 @@ def num_targets(tokens: Tokens) -> int:
     if tokens.loss_mask is None:
         return max(0, len(tokens.ids) - 1)
     return int(tokens.loss_mask[1:].sum())
+
+
+def _tokens(
+    sources: list[Path],
+    tokenizer: "PreTrainedTokenizerBase",
+    data: DataRecipe,
+    ledger: Ledger | None = None,
+) -> Iterator[Tokens]:
+    return tokenise_files(
+        sources,
+        tokenizer,
+        text_column=data.text_column,
+        assistant_only=data.chat.assistant_only,
+        max_bad_share=data.max_bad_share,
+        ledger=ledger,
+    )
 
 
 def _held_out(num_rows: int) -> int:
@@ -144,7 +156,7 @@ def run_settings(recipe: TrainRecipe) -> dict[str, Any]:
     settings["steps"] = recipe.num_steps
     return {
         **{key: value for key, value in settings.items() if value is not None},
-        "data": [source.path.name for source in recipe.data.sources],
+        "data": [shown(source.path.name) for source in recipe.data.sources],
         "assistant_only": recipe.data.chat.assistant_only,
     }
 

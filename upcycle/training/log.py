@@ -2,12 +2,15 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.staging import write_file
+from upcycle.utf8 import to_json
 
 LOG_NAME = "log.jsonl"
+_MOST_STEPS = 2**53  # what other readers of JSON can count to
 
 
 class RunLog:
@@ -31,7 +34,7 @@ class RunLog:
         found = [] if after is None or not path.is_file() else read_log(path)
         kept = [record for record in found if after is not None and record["step"] <= after]
         self.held_out: list[tuple[float, float]] = [
-            (_number(record["heldout_nll"]), _number(record["heldout_kl"]))
+            (_number(record, "heldout_nll"), _number(record, "heldout_kl"))
             for record in kept
             if "heldout_nll" in record and "heldout_kl" in record
         ]
@@ -48,16 +51,16 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log, up to a line that a killed run did not finish or that is damaged."""
+    """The records of a log, without lines that a killed run did not finish or nobody here wrote."""
     records: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            break
-        if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
-            break
-        records.append(record)
+            continue
+        step = record.get("step") if isinstance(record, dict) else None
+        if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS:
+            records.append(record)
     return records
 
 
@@ -69,15 +72,23 @@ def is_log(path: Path) -> bool:
     return bool(records) and bool(records[0].keys() & {"heldout_nll", "resumed"})
 
 
+def logged_number(record: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a record; None where it has none, as for what was not finite."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _line(record: dict[str, Any]) -> str:
-    """A record as JSON, which has no word for what is not finite."""
-    values = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in record.items()
-    }
-    return json.dumps(values, allow_nan=False) + "\n"
+    return to_json(record) + "\n"
 
 
-def _number(value: Any) -> float:
+def _number(record: Mapping[str, Any], key: str) -> float:
     """A logged number again."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    number = logged_number(record, key)
+    return math.nan if number is None else number

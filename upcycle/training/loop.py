@@ -16,7 +16,6 @@ from upcycle import stopping
 from upcycle.checkpoint.loading import class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
-from upcycle.data.ledger import Ledger
 from upcycle.data.packing import IGNORED, PackedRows
 from upcycle.errors import TrainingError
 from upcycle.evaluation.models import check_context
@@ -118,17 +117,15 @@ def uptrain(
             )
         if accelerator.is_main_process:
             remove_unfinished(work)
-        ledger = Ledger()
-        rows, held_out = training_rows(checkpoint.folder, recipe, ledger)
+        rows, held_out = training_rows(checkpoint.folder, recipe)
         facts = run_facts(recipe, checkpoint, source, rows)
         tell(f"training text: {target_share(rows.num_targets, rows.input_ids.numel())}")
         run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts, command)
         with deterministic(accelerator.device):
             run.start(resume, allow_change, tell)
             run.train(watch if accelerator.is_main_process else ignore)
-        notes = [*run.notes, *without_targets(run.steps_without_targets)]
-        notes += [ledger.summary()] if ledger.has_losses else []
-        return run.finish(output, overwrite, tuple(notes))
+        notes = (*run.notes, *without_targets(run.steps_without_targets))
+        return run.finish(output, overwrite, notes)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ A state is the fp32 masters of the trained weights, AdamW's moments, and the fac
 run must share. There is no loader or random state: rows and rates are functions of the step.
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from torch import nn
 
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.staging import staged
+from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.errors import OutputError, TrainingError
 from upcycle.training.log import LOG_NAME, is_log
+from upcycle.utf8 import to_json
 
 _WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "moments.safetensors", "state.json"
 _PREFIX = "step-"
@@ -74,15 +75,16 @@ def save_state(
         shutil.rmtree(output)
     with staged(output) as folder:
         weights = {name: p.detach().contiguous() for name, p in trainable.items()}
-        save_file(weights, folder / _WEIGHTS)
-        save_file(moments, folder / _MOMENTS)
+        with under_utf8_name(folder) as named:
+            save_file(weights, named / _WEIGHTS)
+            save_file(moments, named / _MOMENTS)
         document = {
             "step": step,
             "facts": facts,
             "changes": list(changes),
             "files": {name: hash_file(folder / name) for name in (_WEIGHTS, _MOMENTS)},
         }
-        (folder / _STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (folder / _STATE).write_text(to_json(document, indent=1) + "\n", encoding="utf-8")
     for old in [] if keep_last is None else state_folders(work)[keep_last:]:
         shutil.rmtree(old)
 
@@ -170,12 +172,13 @@ def load_state(
     found: FoundState, trainable: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
     """Put a state's weights and moments back, in place."""
-    weights = load_file(found.folder / _WEIGHTS)
+    with under_utf8_name(found.folder) as named:
+        weights, stored = load_file(named / _WEIGHTS), load_file(named / _MOMENTS)
     with torch.no_grad():
         for name, parameter in trainable.items():
             parameter.copy_(weights[name])
     by_name: dict[str, dict[str, torch.Tensor]] = {}
-    for key, value in load_file(found.folder / _MOMENTS).items():
+    for key, value in stored.items():
         name, _, moment = key.rpartition("/")
         by_name.setdefault(name, {})[moment] = value
     for name, moments in by_name.items():

@@ -1,11 +1,11 @@
 """The packages of one export: the whole model in one, or a chunk of it in each."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.export.attention import REPEAT_KV
 from upcycle.export.checks import check_chunk, check_graph
 from upcycle.export.chunks.decoders import cut_decoder
@@ -17,6 +17,7 @@ from upcycle.export.options import STATE, ExportOptions
 from upcycle.export.program import save_package, weights_size
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
+from upcycle.utf8 import shown, to_json
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,16 @@ class Part:
             BrokenExportError: the saved program is not the decoder's (our bug).
         """
         package = folder / self.name
-        noted = json.dumps(self.manifest, sort_keys=True)
-        save_package(
-            self.decoder,
-            package,
-            functions=options.functions,
-            metadata={HUB_NAME_KEY: hub_name, METADATA_KEY: noted},
-            compress=self.prepared.compress if self.prepared else None,
-            watch=watch,
-        )
+        noted = to_json(self.manifest, sort_keys=True)
+        with under_utf8_name(folder) as named:
+            save_package(
+                self.decoder,
+                named / self.name,
+                functions=options.functions,
+                metadata={HUB_NAME_KEY: shown(hub_name), METADATA_KEY: noted},
+                compress=self.prepared.compress if self.prepared else None,
+                watch=watch,
+            )
         watch("checking")
         for function in read_graph(package).functions.values():
             check_graph(

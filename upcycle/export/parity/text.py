@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from upcycle.checkpoint.loading import load_tokenizer
-from upcycle.data.documents import packaged_text, read_documents
-from upcycle.data.tokens import tokenise_documents
+from upcycle.data.documents import packaged_text, tokenise_files
 from upcycle.errors import DataError
 
 
@@ -24,9 +23,9 @@ def read_tokens(folder: Path, files: Sequence[Path], count: int) -> Tensor:
         CheckpointError: the checkpoint has no tokenizer.
         DataError: the text cannot be read, or is shorter.
     """
-    documents = read_documents(list(files) or [packaged_text("heldout")])
+    paths = list(files) or [packaged_text("heldout")]
     found: list[int] = []
-    for tokens in tokenise_documents(documents, load_tokenizer(folder)):
+    for tokens in tokenise_files(paths, load_tokenizer(folder)):
         found += tokens.ids.tolist()
         if len(found) >= count:
             return torch.tensor(found[:count])
