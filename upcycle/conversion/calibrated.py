@@ -7,7 +7,6 @@ make up, on the activations that it will really get, for what the layers before 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -229,8 +228,7 @@ class CalibratedConversion:
         source, hidden = self._hidden["source"], self._hidden["converted"]
         run: Run
         if adds_attention(layer, hidden[:1].to(layer.device)):
-            inputs, call = _attention_inputs(layer, hidden)
-            run = partial(call.run, layer.attention)
+            run, inputs = layer.attend, _attention_inputs(layer, hidden)
         else:
             run, inputs, target = layer.forward, hidden, source
 
@@ -253,8 +251,8 @@ class CalibratedConversion:
 
 
 @torch.no_grad()
-def _attention_inputs(layer: ResidentLayer, hidden: Tensor) -> tuple[Tensor, AttentionCall]:
-    """What a layer's attention gets for hidden states [B, T, D], and one of its calls."""
+def _attention_inputs(layer: ResidentLayer, hidden: Tensor) -> Tensor:
+    """What a layer's attention gets for hidden states [B, T, D]."""
     assert layer.attention is not None
     calls: list[AttentionCall] = []
     inputs = torch.empty_like(hidden)
@@ -265,9 +263,8 @@ def _attention_inputs(layer: ResidentLayer, hidden: Tensor) -> tuple[Tensor, Att
             strict=True,
         ):
             layer.forward(rows.to(layer.device))
-            own.copy_(calls[-1].inputs)
-            del calls[:-1]
-    return inputs, calls[0]
+            own.copy_(calls.pop().inputs)
+    return inputs
 
 
 @torch.no_grad()

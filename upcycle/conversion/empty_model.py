@@ -48,10 +48,10 @@ class EmptyModel:
             self.model: Any = AutoModelForCausalLM.from_config(
                 class_config(checkpoint.config),
                 dtype=dtype,
-                attn_implementation="eager",
                 experts_implementation="eager",  # grouped experts have no fp64 kernel
             )
-            self.model.set_attn_implementation(attention)  # a class that cannot stays eager
+            # A class that cannot keeps the one that it takes by default, as when users load it.
+            self.model.set_attn_implementation(attention)
         self.model.eval()
         for module in self.model.modules():
             for name, buffer in module._buffers.items():

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import commonpath
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ from upcycle.conversion.empty_model import EmptyModel
 from upcycle.conversion.memory import give_back_memory
 from upcycle.conversion.observed_attention import (
     OBSERVED,
+    AttentionCall,
     Observer,
+    first_of,
     observed,
     register_observed_attention,
 )
@@ -26,6 +28,9 @@ from upcycle.errors import CheckpointError, DataError
 from upcycle.families import Role, family_in
 
 _ROWS_AT_ONCE = 4  # bounds the MLP's intermediate activations and the probabilities
+_KEPT_CALLS = 2  # the usual number of rows, and the last one
+
+Passed = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class _Call(NamedTuple):
@@ -46,8 +51,7 @@ class ResidentLayer:
         attention: the attention in it, or None where the layer has none that can be converted.
         parameters: the attention's own, by the role that they are loaded from.
         device: where it is.
-        arguments: what the model passes beside the hidden states, for any number of rows.
-        keywords: the same, by name.
+        passed: what the model passes beside the hidden states of so many rows.
         chunk_rows: how many rows `advance` runs at once.
     """
 
@@ -56,15 +60,26 @@ class ResidentLayer:
     attention: nn.Module | None
     parameters: Mapping[Role, nn.Parameter]
     device: str
-    arguments: tuple[Any, ...]
-    keywords: Mapping[str, Any]
+    passed: Callable[[int], Passed]
     chunk_rows: int
+    _passed_on: dict[int, Passed] = field(default_factory=dict)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The layer's output for hidden states [B, T, D] on its device."""
-        output = self.module(hidden, *self.arguments, **self.keywords)
-        first: Tensor = output[0] if isinstance(output, tuple) else output
-        return first
+        arguments, keywords = self.passed(len(hidden))
+        return first_of(self.module(hidden, *arguments, **keywords))
+
+    def attend(self, inputs: Tensor) -> Tensor:
+        """The attention's output for inputs [B, T, D] on its device, called as the layer does."""
+        assert self.attention is not None
+        rows = len(inputs)
+        if rows not in self._passed_on:
+            calls: list[AttentionCall] = []
+            with observed(self.attention, calls.append), torch.no_grad():
+                self.forward(torch.zeros_like(inputs))
+            self._passed_on[rows] = calls[0].arguments, calls[0].keywords
+        arguments, keywords = self._passed_on[rows]
+        return first_of(self.attention(inputs, *arguments, **keywords))
 
     @torch.no_grad()
     def advance(self, hidden: Tensor, observer: Observer | None = None) -> None:
@@ -86,8 +101,9 @@ class ResidentLayer:
 class LayerStream:
     """A checkpoint's layers, each loaded when its turn comes and dropped after it.
 
-    What the model passes to its layers beside hidden states (masks, rotary angles) depends on
-    positions alone, as rows are full and there is no cache: it is recorded once, for one row.
+    What the model passes to its layers beside hidden states (masks, rotary angles, ALiBi) depends
+    on positions and on the number of rows alone, as rows are full and there is no cache. It is
+    recorded once for each number of rows that runs: a class may fold the rows into any axis.
 
     Attributes:
         num_layers: layers of the model.
@@ -139,9 +155,8 @@ class LayerStream:
         modules = self._model.model.named_modules()
         self._embedding = next(f"{name}.weight" for name, module in modules if module is table)
         self._load_outside()
-        size = (1, sequence_length, self._model.model.config.hidden_size)
-        recorded = self._record(inputs_embeds=torch.zeros(size, dtype=dtype, device=self._device))
-        self._calls = [(call.arguments, call.keywords) for call in recorded]
+        self._row = (sequence_length, self._model.model.config.hidden_size)
+        self._passed: dict[int, list[Passed]] = {}
 
     def embed(self, ids: Tensor) -> Tensor:
         """The hidden states that the first layer gets.
@@ -214,7 +229,6 @@ class LayerStream:
         give_back_memory()  # of whatever was done since the layer before
         try:
             self._model.load(part, {*files, *(replaced or {})}, replaced)
-            arguments, keywords = self._calls[index]
             path = self._attention.get(index)
             if path is not None:
                 parameters.update(self._attention_parameters(index))
@@ -224,8 +238,7 @@ class LayerStream:
                 attention=None if path is None else self._model.model.get_submodule(path),
                 parameters=parameters,
                 device=self._device,
-                arguments=arguments,
-                keywords=keywords,
+                passed=lambda rows: self._passed_to_layers(rows)[index],
                 chunk_rows=self._chunk_rows,
             )
         finally:
@@ -292,6 +305,16 @@ class LayerStream:
             and name != self._embedding
         ]
         self._model.load(part, [file for name in part for file in self._files.get(name, [])])
+
+    def _passed_to_layers(self, rows: int) -> list[Passed]:
+        """What each layer gets beside the hidden states of so many rows."""
+        if rows not in self._passed:
+            zero = torch.zeros((), dtype=self._dtype, device=self._device)
+            calls = self._record(inputs_embeds=zero.expand(rows, *self._row))
+            while len(self._passed) >= _KEPT_CALLS:  # masks can be large
+                del self._passed[[*self._passed][-1]]
+            self._passed[rows] = [(call.arguments, call.keywords) for call in calls]
+        return self._passed[rows]
 
     def _record(self, **inputs: Tensor) -> list[_Call]:
         """Run the model with layers that do nothing: what each was called with."""

@@ -79,7 +79,7 @@ class AttentionCall:
         inputs: [B, T, D] what q, k and v are projected from.
         output: [B, T, D] after the output projection.
         scores: what the scores were made from; None for a class that does not say (Falcon).
-        arguments: what the layer passed beside the inputs, for any number of rows.
+        arguments: what the layer passed beside the inputs.
         keywords: the same, by name.
     """
 
@@ -88,10 +88,6 @@ class AttentionCall:
     scores: Scores | None
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
-
-    def run(self, attention: nn.Module, inputs: Tensor) -> Tensor:
-        """The output [B, T, D] of another attention of the same class, called as this one was."""
-        return _first(attention(inputs, *self.arguments, **self.keywords))
 
 
 Observer = Callable[[AttentionCall], None]
@@ -108,7 +104,7 @@ def observed(attention: nn.Module, observer: Observer) -> Iterator[None]:
         keywords = dict(keywords)
         inputs, *others = arguments or (keywords.pop("hidden_states"),)
         shown = scores.pop() if scores else None
-        observer(AttentionCall(inputs, _first(output), shown, tuple(others), keywords))
+        observer(AttentionCall(inputs, first_of(output), shown, tuple(others), keywords))
 
     hook = attention.register_forward_hook(after, with_kwargs=True)
     attention.__dict__[OBSERVED] = scores
@@ -180,7 +176,7 @@ def register_observed_attention() -> None:
     AttentionMaskInterface.register(OBSERVED, eager_mask)
 
 
-def _first(output: Any) -> Tensor:
-    """The hidden states of what an attention returns, alone or with others."""
+def first_of(output: Any) -> Tensor:
+    """The hidden states of what a layer or an attention returns, alone or with others."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
