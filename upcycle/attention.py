@@ -22,7 +22,7 @@ class Rope:
 
     Attributes:
         pairing: "half" pairs channel i with i + rotary_dim / 2, "interleaved" pairs 2i with 2i + 1,
-            "none" has no rotary planes.
+            "none" has no rotary planes; positions then count in another way, or not at all.
         rotary_dim: the leading channels that rotate; the others pass through.
         clockwise: whether positions turn the planes by negative angles.
     """
@@ -71,6 +71,7 @@ class AttentionShape:
         clip_qkv: q, k and v are clamped to ± this, if any.
         multi_query_only: whether the class knows either H KV heads or one.
         layer_indices: which layers of the model these are; all from 0 on where empty.
+        alibi: see `AttentionWeights`.
     """
 
     num_layers: int
@@ -86,6 +87,7 @@ class AttentionShape:
     clip_qkv: float | None = None
     multi_query_only: bool = False
     layer_indices: tuple[int, ...] = ()
+    alibi: bool = False
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -122,6 +124,8 @@ class AttentionWeights:
         clip_qkv: q, k and v are clamped to ± this before everything else, or None.
         gate: [H, e, D] rows whose sigmoid multiplies the attended values, or None.
         sinks: [H] logits that join the softmax and attend to nothing, or None.
+        alibi: whether scores fall with the distance of tokens by a slope that each query head has
+            from its place among all of them (Press et al. 2022), and not from its weights.
     """
 
     q: "Tensor"
@@ -141,6 +145,7 @@ class AttentionWeights:
     clip_qkv: float | None = None
     gate: "Tensor | None" = None
     sinks: "Tensor | None" = None
+    alibi: bool = False
 
     @property
     def num_attention_heads(self) -> int:

@@ -25,7 +25,12 @@ UNLOADABLE = (
 
 
 def load_model(
-    folder: Path, *, dtype: "torch.dtype", device: str = "cpu", attention: str | None = None
+    folder: Path,
+    *,
+    dtype: "torch.dtype",
+    device: str = "cpu",
+    attention: str | None = None,
+    model_class: Any = None,
 ) -> Any:
     """`AutoModelForCausalLM` in evaluation mode, complete or not at all.
 
@@ -34,19 +39,27 @@ def load_model(
         dtype: of the parameters in memory.
         device: see `choose_device`.
         attention: transformers' name of an attention implementation; its default where None.
+        model_class: another class of transformers to load.
 
     Raises:
-        CheckpointError: transformers cannot load the folder, or would fill tensors with noise.
+        CheckpointError: transformers cannot load the folder, or would fill tensors with noise; or
+            it was saved from a class with another head, and none is given.
         DeviceError: this machine lacks the device.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     place = choose_device(device)
     with quiet(), under_utf8_name(folder) as named:
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(
+            settings = AutoConfig.from_pretrained(
+                named, local_files_only=True, trust_remote_code=False
+            )
+            saved_from = saved_class(settings)
+            if model_class is None and saved_from not in (None, *plain_classes(settings)):
+                raise _no_causal_lm(saved_from.__name__, folder)
+            model, report = (model_class or AutoModelForCausalLM).from_pretrained(
                 named,
                 dtype=dtype,
                 attn_implementation=attention,
@@ -62,22 +75,30 @@ def load_model(
                 where=str(folder),
                 fix="`upcycle inspect` says what is in the folder",
             ) from error
+    bare = saved_from is not None and saved_from is plain_classes(settings)[1]
+    if model_class is None and bare and report["missing_keys"]:
+        raise _no_causal_lm(saved_from.__name__, folder)
     _refuse_incomplete(model, report, str(folder))
     tell_of_code(model.config.to_dict())
     return model.to(place).eval()
 
 
-def model_of(config: "Mapping[str, Any]", tensors: "dict[str, torch.Tensor]") -> Any:
+def model_of(
+    config: "Mapping[str, Any]", tensors: "dict[str, torch.Tensor]", model_class: Any = None
+) -> Any:
     """The model of a raw `config.json` with tensors given by their names in a checkpoint.
+
+    Args:
+        config: the parsed `config.json`.
+        tensors: by name.
+        model_class: the class of transformers to build; the causal language model where None.
 
     Raises:
         CheckpointError: tensors of the class are missing or have another shape.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     with quiet():
         settings = class_config(config)
-        model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)].from_pretrained(
+        model, report = (model_class or plain_classes(settings)[0]).from_pretrained(
             None,
             config=settings,
             state_dict=tensors,
@@ -88,6 +109,40 @@ def model_of(config: "Mapping[str, Any]", tensors: "dict[str, torch.Tensor]") ->
         )
     _refuse_incomplete(model, report, config["model_type"])
     return model.eval()
+
+
+def classes_of(config: "Mapping[str, Any]") -> list[Any]:
+    """The classes of transformers that a checkpoint may be of, the likeliest first.
+
+    The one that `architectures` names, or the causal language model; then the bare model, which
+    has no head, as embedders are stored.
+
+    Raises:
+        CheckpointError: transformers cannot read the configuration.
+    """
+    settings = class_config(config)
+    causal, bare = plain_classes(settings)
+    return [*dict.fromkeys(each for each in (saved_class(settings) or causal, bare) if each)]
+
+
+def saved_class(settings: Any) -> Any:
+    """The class that `architectures` names, if it is one of transformers for this configuration."""
+    import transformers
+
+    for name in settings.architectures or ():
+        found: Any = getattr(transformers, name, None)
+        is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+        if is_model and found.config_class is type(settings):
+            return found
+    return None
+
+
+def plain_classes(settings: Any) -> tuple[Any, Any]:
+    """The causal language model of a configuration object, and its bare model; None for none."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+    kind = type(settings)
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None), MODEL_MAPPING.get(kind, None)
 
 
 def class_config(config: "Mapping[str, Any]") -> Any:
@@ -142,6 +197,15 @@ def _refuse_incomplete(model: Any, report: "Mapping[str, Any]", where: str) -> N
             where=where,
             fix="fetch or convert the checkpoint again",
         )
+
+
+def _no_causal_lm(saved_from: str, folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint is of {saved_from}, which predicts no tokens",
+        where=f"{folder}, architectures in config.json",
+        fix="give a causal language model here; convert, verify, plan, inspect and predict take "
+        "this one too",
+    )
 
 
 def said(error: Exception) -> str:

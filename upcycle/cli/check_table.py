@@ -11,20 +11,28 @@ if TYPE_CHECKING:
 
 
 def print_checks(console: Console, checks: "Iterable[Check]") -> None:
-    """A table of all checks, then what each that failed was about."""
+    """A table of all checks, then what each that failed or does not apply was about."""
     checks = list(checks)
     console.table(
         ["check", "measured", "limit", ""],
         [
             [
                 check.name,
-                f"{check.measured:.3g}",
+                "-" if check.measured is None else f"{check.measured:.3g}",
                 f"{check.limit:.3g}",
-                "ok" if check.passed else "FAILED",
+                _verdict(check),
             ]
             for check in checks
         ],
     )
     for check in checks:
-        if not check.passed:
+        if check.failed:
             console.print(f"failed: {check.name}: {check.detail}")
+        if check.measured is None:
+            console.print(f"not applicable: {check.name}: {check.detail}")
+
+
+def _verdict(check: "Check") -> str:
+    if check.measured is None:
+        return "not applicable"
+    return "ok" if check.passed else "FAILED"

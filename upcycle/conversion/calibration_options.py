@@ -82,6 +82,21 @@ class Calibration:
                 )
         return method.name
 
+    def check(self, todo: Plan) -> None:
+        """Refuse what would change the model that is planned otherwise than by merging.
+
+        Raises:
+            PlanError: a search would reorder heads that have their places.
+        """
+        now, wanted = todo.source_shape.num_key_value_heads, todo.num_key_value_heads
+        if self.grouping == "search" and todo.source_shape.alibi and 1 < wanted < now:
+            raise PlanError(
+                "a search would put heads into another order: ALiBi's slope of a query head goes "
+                "by its place, and stays there",
+                where="--grouping search",
+                fix="group neighbours: --grouping contiguous",
+            )
+
     @property
     def options(self) -> dict[str, Any]:
         """What shapes the result, for the manifest."""

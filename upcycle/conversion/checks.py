@@ -1,6 +1,6 @@
 """The exactness checks, each with its measured number and its limit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,24 +9,26 @@ import torch
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights
-from upcycle.checkpoint.loading import load_model
+from upcycle.checkpoint.loading import classes_of, load_model, plain_classes
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.conversion.merging import by_weights_alone, merge_layer
 from upcycle.conversion.untouched import differing_copies
 from upcycle.conversion.whole_model import (
+    HIDDEN,
     describe,
-    fp64_logits,
+    fp64_outputs,
     layers_to_build,
     relative_difference,
+    relative_differences,
 )
 from upcycle.errors import CheckpointError
 from upcycle.families.extra_attention import old_heads
 from upcycle.heads.gauge import scramble
 from upcycle.heads.methods import MergeRequest, get_method
 from upcycle.heads.moments import MomentCollector
-from upcycle.heads.permute import permute_kv_heads
+from upcycle.heads.permute import can_reorder, permute_kv_heads
 from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
@@ -41,6 +43,7 @@ PLANTED_ERROR = 1e-8
 LOGITS_LIMIT = 1e-6
 CACHED_LOGITS_LIMIT = 1e-4
 _PROBE_TOKENS = 48
+_CAUSAL = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -49,20 +52,25 @@ class Check:
 
     Attributes:
         name: what must hold.
-        measured: the number that was seen.
+        measured: the number that was seen; None where the check does not apply.
         limit: the largest number that passes; 0 means bit-identical or equal.
-        detail: what was compared, or where it failed first.
+        detail: what was compared, where it failed first, or why it does not apply.
     """
 
     name: str
-    measured: float
+    measured: float | None
     limit: float
     detail: str
 
     @property
-    def passed(self) -> bool:
-        """Whether the number is within its limit (a NaN is not)."""
-        return self.measured <= self.limit
+    def passed(self) -> bool | None:
+        """Whether the number is within its limit (a NaN is not); None if it does not apply."""
+        return None if self.measured is None else self.measured <= self.limit
+
+    @property
+    def failed(self) -> bool:
+        """Whether it applies and did not pass."""
+        return self.passed is False
 
 
 def check_untouched(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check:
@@ -149,14 +157,17 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
     """Reordered and transformed heads give the same output, and a planted error would be seen."""
     worst = worst_scrambled = 0.0
     least_planted = float("inf")
+    reorder, reason = True, ""
     for layer, weights in _layers(source, todo):
         x = _probe_input(weights, layer)
         generator = torch.Generator().manual_seed(layer)
         order = torch.randperm(weights.num_key_value_heads, generator=generator).tolist()
         expected = attention_output(weights, x)
-        permuted = attention_output(permute_kv_heads(weights, order), x)
         planted = replace(weights, v=weights.v.double() * (1 + PLANTED_ERROR))
-        worst = max(worst, relative_difference(permuted, expected))
+        reorder, reason = can_reorder(weights)
+        if reorder:
+            permuted = attention_output(permute_kv_heads(weights, order), x)
+            worst = max(worst, relative_difference(permuted, expected))
         scrambled = attention_output(scramble(_widened(weights), generator), x)
         worst_scrambled = max(worst_scrambled, relative_difference(scrambled, expected))
         least_planted = min(
@@ -165,9 +176,9 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
     return [
         Check(
             "permuted heads give the same attention output",
-            worst,
+            worst if reorder else None,
             PERMUTED_LIMIT,
-            "largest relative difference of a layer, fp64",
+            "largest relative difference of a layer, fp64" if reorder else reason,
         ),
         Check(
             "gauge-transformed heads give the same attention output",
@@ -184,25 +195,55 @@ def check_permuted_heads(source: Checkpoint, todo: Plan) -> list[Check]:
     ]
 
 
-def check_permuted_logits(source: Checkpoint, todo: Plan) -> Check:
-    """The whole model with reordered heads, through transformers' own class, in fp64."""
-    family, layers = planned_family(source, todo), layers_to_build(source)
-    replaced: dict[str, Tensor] = {}
+def check_permuted_logits(source: Checkpoint, todo: Plan) -> list[Check]:
+    """The whole model with reordered heads, through transformers' own class, in fp64.
+
+    Where heads have their places they are transformed instead.
+    """
+    layers = layers_to_build(source)
+    try:
+        expected = fp64_outputs(source, layers)
+    except CheckpointError as error:
+        reason = f"transformers cannot load the source: {error.what}"
+        return [Check("permuted heads give the same logits", None, LOGITS_LIMIT, reason)]
+    what, detail = expected.kind, f"relative to the largest, fp64, {describe(layers)}"
+    permuted = f"permuted heads give the same {what}"
+    reorder, reason = can_reorder(next(_layers(source, todo))[1])
+    if reorder:
+        changed = fp64_outputs(source, layers, _changed(source, todo, layers, _reversed))
+        return [Check(permuted, relative_differences(changed, expected), LOGITS_LIMIT, detail)]
+    changed = fp64_outputs(source, layers, _changed(source, todo, layers, _scrambled))
+    transformed = relative_differences(changed, expected)
+    return [
+        Check(permuted, None, LOGITS_LIMIT, reason),
+        Check(f"gauge-transformed heads give the same {what}", transformed, LOGITS_LIMIT, detail),
+    ]
+
+
+def _reversed(weights: AttentionWeights) -> AttentionWeights:
+    return permute_kv_heads(weights, list(reversed(range(weights.num_key_value_heads))))
+
+
+def _scrambled(weights: AttentionWeights) -> AttentionWeights:
+    return scramble(_widened(weights), torch.Generator().manual_seed(0))
+
+
+def _changed(
+    source: Checkpoint,
+    todo: Plan,
+    layers: int | None,
+    change: Callable[[AttentionWeights], AttentionWeights],
+) -> dict[str, Tensor]:
+    """The attention tensors of a model's first layers after a change, by their names."""
+    family = planned_family(source, todo)
+    changed: dict[str, Tensor] = {}
     for layer, weights in _layers(source, todo):
         if layers is not None and layer >= layers:
             break
-        order = list(reversed(range(weights.num_key_value_heads)))
         names = family.tensor_names(layer, todo.source_shape)
-        permuted = family.write(permute_kv_heads(weights, order))
-        replaced |= {names[role]: tensor for role, tensor in permuted.items()}
-    name = "permuted heads give the same logits"
-    try:
-        expected = fp64_logits(source, layers)
-    except CheckpointError as error:
-        return Check(name, float("inf"), LOGITS_LIMIT, error.what)
-    difference = relative_difference(fp64_logits(source, layers, replaced), expected)
-    detail = f"relative to the largest logit, fp64, {describe(layers)}"
-    return Check(name, difference, LOGITS_LIMIT, detail)
+        tensors = family.write(change(weights))
+        changed |= {names[role]: tensor for role, tensor in tensors.items()}
+    return changed
 
 
 def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
@@ -232,12 +273,12 @@ def check_equal_heads(source: Checkpoint, todo: Plan) -> Check:
     )
 
 
-def check_reload(output: Path, todo: Plan) -> list[Check]:
+def check_reload(output: Checkpoint, todo: Plan) -> list[Check]:
     """Plain transformers loads the output; its cache is right and as small as predicted."""
     from transformers import DynamicCache
 
     try:
-        model = load_model(output, dtype=torch.float32)
+        model, name = _loaded(output)
     except CheckpointError as error:
         return [Check("plain AutoModelForCausalLM loads it", 1, 0, error.what)]
     window = getattr(model.config, "sliding_window", None) or _PROBE_TOKENS + 1
@@ -245,20 +286,23 @@ def check_reload(output: Path, todo: Plan) -> list[Check]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, length), generator=generator)
     cache = DynamicCache(config=model.config)
+    # The head of a classifier reads one token's hidden state: those of all tokens say more.
+    output_name, what = ("logits", "logits") if name == _CAUSAL else ("last_hidden_state", HIDDEN)
+    run = model if name == _CAUSAL else model.base_model
     with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
+        whole = run(ids, use_cache=False)[output_name]
         steps = [
-            model(ids[:, i : i + 1], cache=cache, use_cache=True).logits for i in range(length)
+            run(ids[:, i : i + 1], cache=cache, use_cache=True)[output_name] for i in range(length)
         ]
     difference = relative_difference(torch.cat(steps, 1), whole)
     predicted = kv_cache_bytes(todo.target_shape, length=length, bytes_per_element=4)
     measured = measured_cache_bytes(cache)
     return [
         Check(
-            "plain AutoModelForCausalLM gives the same logits with and without cache",
+            f"plain {name} gives the same {what} with and without cache",
             difference,
             CACHED_LOGITS_LIMIT,
-            f"{length} tokens, fp32, relative to the largest logit",
+            f"{length} tokens, fp32, relative to the largest",
         ),
         Check(
             "the cache holds the predicted bytes",
@@ -267,6 +311,25 @@ def check_reload(output: Path, todo: Plan) -> list[Check]:
             f"{measured:,} bytes for {length} tokens in fp32",
         ),
     ]
+
+
+def _loaded(output: Checkpoint) -> tuple[Any, str]:
+    """The model of the first class that the folder is enough for, and the class's name for users.
+
+    Raises:
+        CheckpointError: it is enough for none.
+    """
+    first: CheckpointError | None = None
+    for model_class in classes_of(output.config):
+        try:
+            model = load_model(output.folder, dtype=torch.float32, model_class=model_class)
+        except CheckpointError as error:
+            first = first or error
+            continue
+        causal = model_class is plain_classes(model.config)[0]
+        return model, _CAUSAL if causal else model_class.__name__
+    assert first is not None
+    raise first
 
 
 def _layers(source: Checkpoint, todo: Plan) -> Iterator[tuple[int, AttentionWeights]]:

@@ -114,8 +114,8 @@ def convert(
             not finite.
         FamilyError: the source has no KV heads that can be merged.
         DeviceError: this machine lacks the device.
-        PlanError: `kv_heads`, `method`, `dtype` or `max_shard_size` is not possible, or something
-            needs calibration text and there is none.
+        PlanError: `kv_heads`, `method`, `grouping`, `dtype` or `max_shard_size` is not possible, or
+            something needs calibration text and there is none.
         DataError: the text cannot be read, or there is too little of it.
         OutputError: the output exists, lies inside the source, or cannot be written; or the run to
             resume was of another conversion.
@@ -135,6 +135,7 @@ def convert(
         max_shard_size=max_shard_size,
         drop_extra_attention=drop_extra_attention,
     )
+    text.check(todo)
     config = edit_config(
         checkpoint.config_text,
         todo.config_edits,
@@ -228,13 +229,15 @@ def check_request(
         PlanError: `kv_heads` or `method` is not possible, or there is no text where it is needed.
     """
     text = Calibration(calibration, calibration_tokens, refine, grouping)
-    return plan(
+    todo = plan(
         source,
         kv_heads=kv_heads,
         method=text.method(method),
         seed=seed,
         drop_extra_attention=drop_extra_attention,
     )
+    text.check(todo)
+    return todo
 
 
 def _extra_record(todo: Plan) -> list[dict[str, Any]]:

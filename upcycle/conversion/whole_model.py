@@ -1,14 +1,16 @@
-"""Logits of a checkpoint in fp64 through transformers' own class, whole or its first layers."""
+"""Outputs of a checkpoint in fp64 through transformers' own class, whole or its first layers."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from upcycle.checkpoint.loading import model_of
+from upcycle.checkpoint.loading import classes_of, model_of
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.errors import CheckpointError
 from upcycle.families import shape_of
 
 # Beyond this many parameters only the first layers are built: what is checked is done to every
@@ -16,6 +18,7 @@ from upcycle.families import shape_of
 _WHOLE_MODEL = 250_000_000
 _FEW_LAYERS = 2
 _PROBE_TOKENS = 48
+HIDDEN = "hidden states"
 _LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d+)\.")
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
 
@@ -27,18 +30,37 @@ def layers_to_build(checkpoint: Checkpoint) -> int | None:
     return max(_FEW_LAYERS, shape_of(checkpoint.config).attention_layers[0] + 1)
 
 
-def fp64_logits(
-    checkpoint: Checkpoint, layers: int | None, replaced: Mapping[str, Tensor] | None = None
-) -> Tensor:
-    """[1, T, V] logits of random tokens, in fp64.
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for random tokens.
+
+    Attributes:
+        tensors: logits, or the last hidden states of a bare model, in fp64.
+        kind: which of them, in words.
+    """
+
+    tensors: tuple[Tensor, ...]
+    kind: str
+
+
+def fp64_outputs(
+    checkpoint: Checkpoint,
+    layers: int | None,
+    replaced: Mapping[str, Tensor] | None = None,
+    *,
+    classes: Sequence[Any] = (),
+) -> Outputs:
+    """A model's outputs for random tokens, in fp64.
 
     Args:
         checkpoint: what to build.
         layers: how many of its first layers; all where None.
         replaced: tensors that stand for the checkpoint's own of the same names.
+        classes: of transformers, the first that is complete is built; those of `classes_of` where
+            empty.
 
     Raises:
-        CheckpointError: tensors of the class are missing or have another shape.
+        CheckpointError: tensors of each class are missing or have another shape.
     """
     names = [name for name in checkpoint.tensors if layers is None or _layer(name) < layers]
     replaced = replaced or {}
@@ -46,13 +68,35 @@ def fp64_logits(
         name: _widened(replaced[name] if name in replaced else checkpoint.read(name))
         for name in names
     }
-    model = model_of(_shortened(checkpoint.config, layers), tensors)
+    config = _shortened(checkpoint.config, layers)
+    model = _first_complete(config, tensors, classes or classes_of(config))
     generator = torch.Generator().manual_seed(0)
     length = min(_PROBE_TOKENS, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (1, length), generator=generator)
     with torch.no_grad():
-        logits: Tensor = model(ids, use_cache=False).logits
-    return logits
+        found = model(ids, use_cache=False)
+    outputs = tuple(each for each in found.to_tuple() if isinstance(each, Tensor))
+    return Outputs(outputs, HIDDEN if "last_hidden_state" in found else "logits")
+
+
+def _first_complete(
+    config: Mapping[str, Any], tensors: dict[str, Tensor], classes: Sequence[Any]
+) -> Any:
+    """The model of the first class that the tensors are enough for."""
+    first: CheckpointError | None = None
+    for model_class in classes:
+        try:
+            return model_of(config, tensors, model_class)
+        except CheckpointError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def relative_differences(found: Outputs, expected: Outputs) -> float:
+    """The largest `relative_difference` of all outputs."""
+    pairs = zip(found.tensors, expected.tensors, strict=True)
+    return max(relative_difference(one, other) for one, other in pairs)
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:

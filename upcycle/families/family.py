@@ -40,6 +40,7 @@ class Family:
         rope_when: the configuration key, and the value that it has where there is a rotation; None
             where there always is.
         rope_clockwise: whether positions turn them by negative angles.
+        alibi: True, False, or the configuration key that says whether scores have ALiBi's slopes.
         attention_module: the path of layer `{layer}`'s attention.
         extra_modules: the paths of attentions outside the decoder's layers, by the number that each
             goes by in a plan.
@@ -61,6 +62,7 @@ class Family:
     rope_pairing: RopePairing = "half"
     rope_when: tuple[str, Any] | None = None
     rope_clockwise: bool = False
+    alibi: bool | str = False
     attention_module: str = "model.layers.{layer}.self_attn"
     extra_modules: Mapping[int, str] = field(default_factory=dict)
     gate: str | None = None
@@ -118,6 +120,7 @@ class Family:
             clip_qkv=self._clip(config),
             multi_query_only=self.multi_query_key is not None,
             layer_indices=layers,
+            alibi=self._flag(config, self.alibi),
         )
 
     def tensor_names(self, layer: int, shape: AttentionShape) -> dict[Role, str]:
@@ -163,7 +166,11 @@ class Family:
         if self.sinks is not None:
             fields["sinks"] = tensors[self.sinks]
         return AttentionWeights(
-            rope=shape.rope, qk_norm=shape.qk_norm, clip_qkv=shape.clip_qkv, **fields
+            rope=shape.rope,
+            qk_norm=shape.qk_norm,
+            clip_qkv=shape.clip_qkv,
+            alibi=shape.alibi,
+            **fields,
         )
 
     def write(self, weights: AttentionWeights) -> dict[Role, "Tensor"]:

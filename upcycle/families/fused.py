@@ -58,6 +58,7 @@ FAMILIES = (
         qkv_bias="bias",
         output_bias="bias",
         rope_when=("alibi", False),
+        alibi="alibi",
         attention_module="transformer.h.{layer}.self_attention",
         multi_query_key="multi_query",
     ),

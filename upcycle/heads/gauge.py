@@ -14,7 +14,7 @@ from torch import Tensor
 
 from upcycle.attention import AttentionWeights
 from upcycle.errors import PlanError
-from upcycle.heads.permute import permute_kv_heads
+from upcycle.heads.permute import can_reorder, permute_kv_heads
 from upcycle.heads.planes import join_planes, split_planes
 
 RowMap = Callable[[Tensor], Tensor]
@@ -35,6 +35,8 @@ class Freedom:
         values_reason: the same for values.
         value_bias: whether the bias of the values can move into the bias of the output.
         value_bias_reason: the same for it.
+        order: whether KV heads can be put into another order, each with its query heads.
+        order_reason: the same for it.
     """
 
     keys: Literal["scale", "rotation", "none"]
@@ -43,11 +45,13 @@ class Freedom:
     values_reason: str
     value_bias: bool
     value_bias_reason: str
+    order: bool
+    order_reason: str
 
 
 def freedom(weights: AttentionWeights) -> Freedom:
     """The exact transforms of these weights, each with the reason."""
-    return Freedom(*_keys(weights), *_values(weights), *_value_bias(weights))
+    return Freedom(*_keys(weights), *_values(weights), *_value_bias(weights), *can_reorder(weights))
 
 
 def transform_keys(weights: AttentionWeights, planes: Tensor, passing: Tensor) -> AttentionWeights:
@@ -157,6 +161,8 @@ def scramble(weights: AttentionWeights, generator: torch.Generator) -> Attention
         weights = transform_values(weights, draw(kv_heads, width).tanh().exp2().diag_embed())
     if allowed.value_bias:
         weights = fold_value_bias(weights)
+    if not allowed.order:
+        return weights
     return permute_kv_heads(weights, torch.randperm(kv_heads, generator=generator).tolist())
 
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights
+from upcycle.errors import PlanError
 from upcycle.heads.pool import norm_is_per_head
+
+
+def can_reorder(weights: AttentionWeights) -> tuple[bool, str]:
+    """Whether another order of KV heads gives the same output, and why."""
+    if weights.alibi:
+        return False, "ALiBi's slope of a query head goes by its place, and stays there"
+    return True, "the sum over heads does not depend on their order"
 
 
 def permute_kv_heads(weights: AttentionWeights, order: Sequence[int]) -> AttentionWeights:
@@ -14,7 +22,17 @@ def permute_kv_heads(weights: AttentionWeights, order: Sequence[int]) -> Attenti
 
     Exact, since the sum over heads does not depend on their order (E1 of the gauge group); what
     belongs to a head, such as its norm weight, gate or sink, goes with it.
+
+    Raises:
+        PlanError: it would change the output, see `can_reorder`.
     """
+    exact, reason = can_reorder(weights)
+    if not exact and list(order) != list(range(weights.num_key_value_heads)):
+        raise PlanError(
+            f"another order of heads would change the layer's output: {reason}",
+            where="the attention's weights",
+            fix="keep the heads in their order",
+        )
     group = weights.num_attention_heads // weights.num_key_value_heads
     queries = [kv_head * group + member for kv_head in order for member in range(group)]
 

@@ -12,9 +12,9 @@ def attention_output(weights: AttentionWeights, x: Tensor, *, theta: float = 1e4
     """Causal attention of one sequence in the dtype of `x`; use fp64 for proofs.
 
     Softmax(Q Kᵀ / sqrt(d)) V per head with rotary positions 0..T-1 (Su et al. 2021, equation 34),
-    with q/k norms, clipping, output gates and sinks. Details that do not touch head structure
-    (scaling variants, windows) are left out: the result serves to compare two sets of weights, not
-    to reproduce a model.
+    or ALiBi, with q/k norms, clipping, output gates and sinks. Details that do not touch head
+    structure (scaling variants, windows) are left out: the result serves to compare two sets of
+    weights, not to reproduce a model.
 
     Args:
         weights: one layer.
@@ -41,6 +41,9 @@ def attention_output(weights: AttentionWeights, x: Tensor, *, theta: float = 1e4
         k = normalise(k, norm, weights.k_norm, weights.k_norm_bias)
     k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
     scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    if weights.alibi:
+        # The distance to the key, but for a number that all scores of a token have in common.
+        scores = scores + alibi_slopes(len(q), dtype)[:, None, None] * torch.arange(x.shape[0])
     future = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).triu(1)
     scores = scores.masked_fill(future, -math.inf)
     if weights.sinks is not None:
@@ -51,6 +54,20 @@ def attention_output(weights: AttentionWeights, x: Tensor, *, theta: float = 1e4
         attended = attended * project(weights.gate, None, x).sigmoid()
     output = torch.einsum("hte,hDe->tD", attended, weights.o.to(dtype))
     return output if weights.o_bias is None else output + weights.o_bias.to(dtype)
+
+
+def alibi_slopes(heads: int, dtype: torch.dtype) -> Tensor:
+    """[H] by how much the scores of each query head fall with every token of distance.
+
+    2^(-8 h / H) for h = 1..H where H is a power of two; otherwise those of the next smaller power
+    of two, and every other one of the next larger (Press et al. 2022, section 3).
+    """
+    power = 1 << (heads.bit_length() - 1)
+
+    def geometric(count: int) -> Tensor:
+        return torch.exp2(-8 * torch.arange(1, count + 1, dtype=dtype) / count)
+
+    return torch.cat((geometric(power), geometric(2 * power)[::2]))[:heads]
 
 
 def normalise(x: Tensor, norm: QkNorm, weight: Tensor | None, bias: Tensor | None) -> Tensor:
