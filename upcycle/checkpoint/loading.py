@@ -12,7 +12,7 @@ from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +22,8 @@ UNLOADABLE = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
+
+_OUTPUT_HEADS = ("lm_head.", "embed_out.")
 
 
 def load_model(
@@ -123,6 +125,30 @@ def classes_of(config: "Mapping[str, Any]") -> list[Any]:
     settings = class_config(config)
     causal, bare = plain_classes(settings)
     return [*dict.fromkeys(each for each in (saved_class(settings) or causal, bare) if each)]
+
+
+def check_causal_lm(config: "Mapping[str, Any]", names: "Iterable[str]", folder: Path) -> str:
+    """Refuse a checkpoint that `load_model` would refuse for its head, before it is loaded.
+
+    Args:
+        config: the parsed `config.json`.
+        names: of the tensors.
+        folder: where they are.
+
+    Returns:
+        The name of the class that will be loaded.
+
+    Raises:
+        CheckpointError: it is a bare model, or has another head.
+    """
+    settings = class_config(config)
+    (causal, bare), saved_from = plain_classes(settings), saved_class(settings)
+    headless = saved_from is bare and not settings.get_text_config().tie_word_embeddings
+    if headless and any(name.startswith(_OUTPUT_HEADS) for name in names):
+        headless = False
+    if saved_from not in (None, causal, bare) or (saved_from is not None and headless):
+        raise _no_causal_lm(saved_from.__name__, folder)
+    return type(settings).__name__ if causal is None else str(causal.__name__)
 
 
 def saved_class(settings: Any) -> Any:

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from upcycle.checkpoint.loading import class_config, load_tokenizer
+from upcycle.checkpoint.loading import check_causal_lm, class_config, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.class_check import check_class
 from upcycle.conversion.run import check_request
@@ -43,6 +43,7 @@ def request_checks(
         ("inputs and output", lambda: _inputs(recipe, mine)),
         ("conversion", lambda: _conversion(recipe, source)),
         ("class", lambda: check_class(source, strict=strict)),
+        ("language model", lambda: _language_model(source)),
         ("context", lambda: _context(recipe, source)),
     ]
     if exported is not None:
@@ -65,6 +66,11 @@ def _conversion(recipe: Recipe, source: Path) -> str:
     todo = check_request(source, **recipe.convert.model_dump())
     heads = f"{todo.source_shape.num_key_value_heads} → {todo.num_key_value_heads} KV heads"
     return "; ".join([heads, *(f"warning: {warning}" for warning in todo.warnings)])
+
+
+def _language_model(source: Path) -> str:
+    checkpoint = Checkpoint.open(source)
+    return check_causal_lm(checkpoint.config, checkpoint.tensors, source)
 
 
 def _context(recipe: Recipe, source: Path) -> str:

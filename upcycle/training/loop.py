@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
 from upcycle import stopping
-from upcycle.checkpoint.loading import class_config, load_model
+from upcycle.checkpoint.loading import check_causal_lm, class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
 from upcycle.data.packing import IGNORED, PackedRows
@@ -105,6 +105,7 @@ def uptrain(
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)
     check_output(output, overwrite=overwrite, inputs=[checkpoint.folder, source.folder])
     for model in (checkpoint, source):
+        check_causal_lm(model.config, model.tensors, model.folder)
         config = class_config(model.config).get_text_config()
         check_context(config, recipe.sequence_length, model.folder, key="train.sequence_length")
     with _writing_alone(work, accelerator):
