@@ -50,6 +50,7 @@ def test_a_good_recipe_passes(run: TinyRun) -> None:
         "inputs and output",
         "conversion",
         "class",
+        "language model",
         "context",
         "evaluation text",
         "training text",
