@@ -155,8 +155,9 @@ def saved_class(settings: Any) -> Any:
     """The class that `architectures` names, if it is one of transformers for this configuration."""
     import transformers
 
-    for name in settings.architectures or ():
-        found: Any = getattr(transformers, name, None)
+    names = settings.architectures
+    for name in names if isinstance(names, list) else []:
+        found: Any = getattr(transformers, name, None) if isinstance(name, str) else None
         is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
         if is_model and found.config_class is type(settings):
             return found

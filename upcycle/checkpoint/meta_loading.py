@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 
-from upcycle.checkpoint.loading import UNLOADABLE, class_config, quiet, said
+from upcycle.checkpoint.loading import UNLOADABLE, class_config, quiet, said, saved_class
 from upcycle.errors import CheckpointError
 
 _DTYPE = torch.bfloat16  # no number is ever stored
@@ -33,7 +33,7 @@ def load_without_data(
     settings = class_config(config)
     try:
         with quiet():
-            model_class = _class_of(settings, config.get("architectures"))
+            model_class = saved_class(settings) or MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             with torch.device("meta"), no_init_weights():
                 model = model_class._from_config(settings)
             return _report(model, tensors)
@@ -44,16 +44,6 @@ def load_without_data(
             where="config.json",
             fix="give the numbers that the model was made with",
         ) from error
-
-
-def _class_of(settings: Any, architectures: Any) -> Any:
-    """The class that the checkpoint was saved from, where it is one of this model type."""
-    for name in architectures if isinstance(architectures, list) else []:
-        found: Any = getattr(transformers, name, None) if isinstance(name, str) else None
-        is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
-        if is_model and found.config_class is type(settings):
-            return found
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
 
 
 def _report(model: Any, tensors: Mapping[str, Sequence[int]]) -> dict[str, Any]:
