@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from upcycle.errors import CheckpointError
-from upcycle.utf8 import strict, to_json
+from upcycle.utf8 import shown, strict, to_json
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
@@ -108,6 +108,8 @@ def sha256_file(path: Path) -> str:
 def hash_folder(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Content hash of every visible file below a folder but its manifest, by relative path.
 
+    Paths are as manifests hold them: `shown`, where they are not UTF-8.
+
     Args:
         folder: what to hash.
         known: hashes that were taken while the files were read or written.
@@ -119,5 +121,5 @@ def hash_folder(folder: Path, known: Mapping[str, str] | None = None) -> dict[st
             continue
         if path.is_file():
             name = relative.as_posix()
-            hashes[name] = (known or {}).get(name) or hash_file(path)
+            hashes[shown(name)] = (known or {}).get(name) or hash_file(path)
     return hashes
