@@ -219,7 +219,8 @@ def regularised(
 
     Directions that no calibration token excited then count as the weights have them, and heads
     that are copies of one another stay copies. Keys behind a norm are taken for linear, with its
-    mean factor; queries behind one are left as they are.
+    mean factor; queries behind one are left as they are. Heads that were pruned, whose output is 0
+    whatever they attend to, get no queries, so that the others' keys are not bent towards theirs.
 
     Args:
         moments: of the layer.
@@ -249,6 +250,10 @@ def regularised(
     if weights.qk_norm is None and moments.passing_queries.numel():
         still = split_planes(weights.q.double(), weights.rope)[1]
         changed["passing_queries"] = moments.passing_queries + noise * (still @ still.mT)
+    if bool((silent := _silent_heads(weights)).any()):
+        for name in ("queries", "passing_queries"):
+            changed[name] = changed.get(name, getattr(moments, name)).clone()
+            changed[name][silent] = 0
     if groups is not None and weights.clip_qkv is None:
         constants = split_planes(key_constants, weights.rope)[1]
         clean_groups(changed["passing_keys"], groups, torch.cat((passing, constants), -1))
@@ -278,6 +283,15 @@ def _linear_keys(weights: AttentionWeights, factor: Tensor) -> tuple[Tensor, Ten
             both = torch.cat((both, bias[..., None]), -1)
     width = rows.shape[-1]
     return both[..., :width], both[..., width:]
+
+
+def _silent_heads(weights: AttentionWeights) -> Tensor:
+    """[H] whether a query head's output is 0: its values are, or the projection that reads them."""
+    values = weights.v.flatten(1).any(1)
+    if weights.v_bias is not None:
+        values = values | weights.v_bias.any(1)
+    group = weights.num_attention_heads // weights.num_key_value_heads
+    return ~(values.repeat_interleave(group) & weights.o.flatten(1).any(1))
 
 
 def _value_noise(weights: AttentionWeights, noise: float) -> Tensor:

@@ -62,7 +62,9 @@ def _merge_rank_one(
     shared = [rank_one(moment, energy) for moment, energy in signals]
     read = _by_channel([s.read for s in shared], weights.rope)
     write = _by_channel([s.write for s in shared], weights.rope)
-    kept = _kept_size(signals, [s.read for s in shared])  # [g]
+    live = _live(signals)
+    counted = torch.ones_like(live) if norm.span == "all" else live  # whose size the norm sees
+    kept = _kept_size(signals, [s.read for s in shared], counted)  # [g]
     if norm.span == "all":
         kept = kept.square().mean().sqrt().expand(groups)
     scale = k_norm.double() + norm.offset
@@ -70,8 +72,7 @@ def _merge_rank_one(
     new_scale = by_group.square().mean(1).sqrt().copysign(by_group.sum(1))  # [g, d]
     ratio = by_group / new_scale[:, None]
     ratio = torch.where(new_scale[:, None] == 0, torch.ones_like(ratio), ratio)
-    factor = grouped(moments.key_factor, groups)
-    factor = factor / factor.mean(1, keepdim=True) / kept[:, None]
+    factor = _equal_size(moments, live) / kept[:, None]
     coefficients = (grouped(read, groups) * ratio * factor[..., None]).flatten(0, 1)
 
     def keys(rows: Tensor) -> Tensor:
@@ -96,9 +97,10 @@ def _merge_directions(
     """The mean of keys that are first brought to equal size, on average over tokens."""
     norm = weights.qk_norm
     assert norm is not None
-    size = weights.num_key_value_heads // groups
-    factor = grouped(moments.key_factor, groups)
-    share = (factor / factor.sum(1, keepdim=True))[..., None, None]
+    signals = _signals(moments, weights.num_key_value_heads, groups)
+    live = _live(signals)
+    weight = live / live.sum(1, keepdim=True)
+    share = (weight * _equal_size(moments, live))[..., None, None]
 
     def keys(rows: Tensor) -> Tensor:
         return (share * grouped(rows, groups)).sum(1)
@@ -106,9 +108,8 @@ def _merge_directions(
     k, k_bias = map_rows(keys, weights.k, weights.k_bias)
     k_norm = merged.k_norm
     if k_norm is not None:
-        signals = _signals(moments, weights.num_key_value_heads, groups)
-        equal = [torch.full_like(energy, 1 / size) for _, energy in signals]
-        kept = _kept_size(signals, equal).square().mean().sqrt()
+        equal = [weight[:, None].expand_as(energy) for _, energy in signals]
+        kept = _kept_size(signals, equal, live).square().mean().sqrt()
         k_norm = (k_norm.double() + norm.offset) * kept - norm.offset
     return replace(merged, k=k, k_bias=k_bias, k_norm=k_norm)
 
@@ -129,11 +130,31 @@ def _by_channel(factors: Sequence[Tensor], rope: Rope) -> Tensor:
     return join_planes(torch.complex(planes, planes), passing, rope).mT.flatten(0, 1)
 
 
-def _kept_size(signals: Signals, read: Sequence[Tensor]) -> Tensor:
-    """[g] how long the shared keys are, relative to the mean of those that they stand for."""
+def _live(signals: Signals) -> Tensor:
+    """[g, n] 1 for heads that have queries and keys at all and 0 for pruned ones; 1 if none has."""
+    keys = torch.stack([m.diagonal(dim1=2, dim2=3).sum(1) for m, _ in signals]).sum(0)
+    queries = torch.stack([energy.sum(1) for _, energy in signals]).sum(0)
+    live = (keys > 0) & (queries > 0)
+    return torch.where(live.any(1, keepdim=True), live, True).to(keys)
+
+
+def _equal_size(moments: LayerMoments, live: Tensor) -> Tensor:
+    """[g, n] factors that bring keys to one size, that of a live head and not of a pruned one.
+
+    A norm does not see the size, as long as it stays far above the norm's epsilon.
+    """
+    factor = grouped(moments.key_factor, len(live))
+    return factor * ((live / factor).sum(1) / live.sum(1))[:, None]
+
+
+def _kept_size(signals: Signals, read: Sequence[Tensor], counted: Tensor) -> Tensor:
+    """[g] how long the shared keys are, relative to the mean of those `counted` [g, n], 0 or 1."""
     kept: Tensor | float = 0.0
     whole: Tensor | float = 0.0
     for (moment, _), factors in zip(signals, read, strict=True):
         kept += torch.einsum("gpn,gpnm,gpm->g", factors, moment, factors)
-        whole += moment.diagonal(dim1=2, dim2=3).mean(-1).sum(-1)
-    return torch.as_tensor(kept / whole).clamp_min(_SMALLEST).sqrt()
+        own = moment.diagonal(dim1=2, dim2=3)  # [g, P or p, n]
+        whole += ((own * counted[:, None]).sum(-1) / counted.sum(-1, keepdim=True)).sum(-1)
+    whole = torch.as_tensor(whole)
+    of_it = torch.where(whole > 0, kept / whole, torch.ones_like(whole))  # all may be pruned
+    return of_it.clamp_min(_SMALLEST).sqrt()

@@ -22,7 +22,9 @@ from upcycle.heads.subspace import (
     shared_subspace,
 )
 
-_DIGITS = 6  # of a cost; one in a million of the energy is no reason to prefer a group
+# Of a cost: enough for the ridge to tell copies from others on the poorest text, too few for the
+# rounding of copies.
+_DIGITS = 9
 
 
 @dataclass(frozen=True)

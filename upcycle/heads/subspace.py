@@ -33,7 +33,7 @@ def rank_one(moment: Tensor, energy: Tensor) -> Shared:
     Minimises Σ_h energy_h E|x_h - w_h z|² over z = Σ_h r_h x_h: the top eigenvector u of
     diag(√energy) E[x xᴴ] diag(√energy) gives r_h = ū_h √energy_h and w_h = u_h / √energy_h
     (Eckart and Young 1936). Scaled so that the mean of |w_h|² is 1 and turned so that their sum is
-    positive: signals that are equal give z = x and w = 1.
+    positive, of the signals with energy: where those are equal, z = x and w = 1.
 
     Args:
         moment: [..., n, n] Hermitian E[x xᴴ], real or complex.
@@ -45,8 +45,10 @@ def rank_one(moment: Tensor, energy: Tensor) -> Shared:
     levels, vectors = torch.linalg.eigh(weighted)
     top = vectors[..., -1]
     write = top / root
-    size = write.abs().square().mean(-1, keepdim=True).sqrt()
-    turn = phase(write.sum(-1, keepdim=True)).conj()
+    counted = torch.where((energy > 0).any(-1, keepdim=True), energy > 0, True).to(energy)
+    squares = (counted * write.abs().square()).sum(-1, keepdim=True)
+    size = (squares / counted.sum(-1, keepdim=True)).sqrt()
+    turn = phase((counted * write).sum(-1, keepdim=True)).conj()
     return Shared(
         read=(top * turn).conj() * root * size,
         write=write * turn / size,
