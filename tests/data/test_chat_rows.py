@@ -132,6 +132,71 @@ def test_what_the_template_does_not_read_is_counted(tmp_path: Path) -> None:
     assert ledger.unused == {"unused 'tools', which the chat template does not read": 1}
 
 
+def test_keys_of_messages_that_the_template_does_not_read_are_counted(tmp_path: Path) -> None:
+    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    rows = [{"messages": [HI[0], call]}, {"messages": HI, "functions": [{"name": "f"}]}]
+    found, ledger = read(tmp_path, rows, plain)
+    assert found == ["hi", "hiho"]
+    assert ledger.unused == {
+        "unused 'tool_calls', which the chat template does not read": 1,
+        "unused 'functions', which the chat template does not read": 1,
+    }
+
+
+def test_plain_text_counts_what_is_for_chats(tmp_path: Path) -> None:
+    rows = [
+        {"text": "a", "tools": TOOLS, "system": "s"},
+        {"prompt": "a", "completion": "b", "enable_thinking": False},
+        {"text": "a", "tools": [], "system": "", "chat_template_kwargs": {}},
+    ]
+    found, ledger = read(tmp_path, rows)
+    assert found == ["a", "ab", "a"]
+    assert ledger.unused == {
+        "unused 'system' beside 'text'": 1,
+        "unused 'tools' beside 'text'": 1,
+        "unused 'enable_thinking' beside 'prompt'": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": HI},
+        {"conversations": [{"from": "Human", "value": "hi"}, {"from": "GPT", "value": "ho"}]},
+        {"prompt": HI[:1], "completion": HI[1:]},
+    ],
+)
+def test_every_form_of_a_chat_has_its_system_prompt(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert read(tmp_path, [{**row, "system": "s"}])[0] == ["[system]s" + HI_TEXT]
+
+
+def test_a_chat_may_be_in_the_column_that_is_named(tmp_path: Path) -> None:
+    rows = [{"messages": HI}, {"messages": "plain"}]
+    assert read(tmp_path, rows, text_column="messages")[0] == [HI_TEXT, "plain"]
+    assert read(tmp_path, [{"dialog": HI}], text_column="dialog")[0] == [HI_TEXT]
+
+
+def test_arguments_of_calls_are_objects(tmp_path: Path) -> None:
+    """As transformers documents them; text in JSON, as OpenAI has it, would be quoted again."""
+    function = {"name": "f", "arguments": {"x": 1}}
+    call = {"type": "function", "function": function}
+    as_text = {"type": "function", "function": {**function, "arguments": '{"x": 1}'}}
+    user, said = {"from": "human", "value": "hi"}, json.dumps(function)
+    rows = [
+        {"messages": [HI[0], {"role": "assistant", "tool_calls": [call]}]},
+        {"messages": [HI[0], {"role": "assistant", "content": "", "tool_calls": [as_text]}]},
+        {"conversations": [user, {"from": "function_call", "value": said}]},
+        {"conversations": [user, {"from": "function_call", "value": f"[{said}]"}]},
+    ]
+    assert read(tmp_path, rows)[0] == [f"[user]hi[assistant]C{json.dumps([call])}"] * 4
+    broken = {"type": "function", "function": {**function, "arguments": "{x"}}
+    found, _ = read(
+        tmp_path, [{"messages": [HI[0], {"role": "assistant", "tool_calls": [broken]}]}]
+    )
+    assert found == [f"[user]hi[assistant]C{json.dumps([broken])}"]
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
@@ -151,6 +216,11 @@ def test_what_the_template_does_not_read_is_counted(tmp_path: Path) -> None:
         (
             {"messages": HI, "chat_template_kwargs": {"tokenize": False}},
             "'chat_template_kwargs' cannot set tokenize",
+        ),
+        ({"messages": HI, "enable_thinking": "false"}, "'enable_thinking' is not true or false"),
+        (
+            {"conversations": [{"from": "function_call", "value": "f(1)"}]},
+            "a function_call that is no JSON object with the name of a function",
         ),
         (b'{"text": "\xe9"}', "not UTF-8: byte 0xe9 at offset"),
     ],

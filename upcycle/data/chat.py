@@ -37,7 +37,7 @@ def chat_tokens(
         document: the chat.
         tokenizer: with its template.
         assistant_only: whether to find the assistant's tokens.
-        ledger: receives what the template does not read, such as tools.
+        ledger: receives what the template does not read: tools, or keys of messages such as calls.
 
     Raises:
         RowError: there is no template, or it refuses this chat.
@@ -72,7 +72,8 @@ def chat_tokens(
         ids = np.array(encoded["input_ids"], np.int32)
     except REFUSALS as error:
         raise _refused(document, error) from error
-    for name in arguments:
+    keys = {key for message in document.messages for key in message} - {"role", "content"}
+    for name in sorted(arguments.keys() | keys):
         if ledger is not None and not re.search(rf"\b{re.escape(name)}\b", template):
             ledger.unused[f"unused {name!r}, which the chat template does not read"] += 1
     if not assistant_only:

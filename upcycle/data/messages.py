@@ -1,5 +1,6 @@
 """Chats of several spellings as the messages that chat templates take."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ _ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
     "bing": "assistant", "observation": "tool", "function_response": "tool",
 }  # fmt: skip
+_CALLER = "function_call"  # ShareGPT's turn that calls functions and has them as JSON
 # What an assistant's message may have instead of content.
 _INSTEAD = ("tool_calls", "function_call")
 
@@ -21,7 +23,9 @@ def messages_of(value: Any, *, key: str, system: Any) -> list[dict[str, Any]]:
 
     A message is spelled with "role" and "content", or as ShareGPT does with "from" and "value".
     Keys without a value are left out: Parquet gives every message the keys of all. Content in
-    parts of text becomes one text, for most templates would print the list.
+    parts of text becomes one text, for most templates would print the list. Calls of tools have
+    their arguments as an object, as transformers documents it, also where a row has them as text in
+    JSON, as OpenAI's interface does: templates write that text as JSON once more.
 
     Args:
         value: what the row has.
@@ -43,13 +47,48 @@ def _message(given: Mapping[str, Any], key: str) -> dict[str, Any]:
     message = {name: value for name, value in given.items() if value is not None}
     if "role" not in message and isinstance(message.get("from"), str):
         role = message.pop("from")
-        message = {"role": _ROLES.get(role, role), "content": message.pop("value", None), **message}
+        message = {
+            "role": _ROLES.get(role.lower(), role),
+            "content": message.pop("value", None),
+            **message,
+        }
     if not isinstance(message.get("role"), str):
         raise UnusableError(f"{key!r} is no list of messages with a role")
+    if message["role"] == _CALLER:
+        message = {**message, **_calls(message.get("content"))}
+    if isinstance(message.get(_INSTEAD[0]), list):
+        message[_INSTEAD[0]] = [_with_arguments(call) for call in message[_INSTEAD[0]]]
     content = message.get("content")
     if content is None and any(message.get(name) for name in _INSTEAD):
         content = ""  # templates differ in what they make of none
     return {**message, "content": _text(content)}
+
+
+def _calls(content: Any) -> dict[str, Any]:
+    """What ShareGPT's `function_call` says, as an assistant's message with calls of tools."""
+    found = _from_json(content)
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(call, Mapping) and "name" in call for call in calls):
+        raise UnusableError(f"a {_CALLER} that is no JSON object with the name of a function")
+    calls = [{"type": "function", "function": call} for call in calls]
+    return {"role": "assistant", "content": "", _INSTEAD[0]: calls}
+
+
+def _with_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = _from_json(function.get("arguments"))
+    if not isinstance(arguments, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _from_json(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return None
 
 
 def _text(content: Any) -> str:

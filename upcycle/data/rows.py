@@ -13,7 +13,9 @@ CHATS = ("messages", "conversations")
 PAIR = ("prompt", "completion")
 TOOLS, DOCUMENTS, KWARGS = "tools", "documents", "chat_template_kwargs"
 # What a row may have for its chat template, under the names that transformers and TRL use.
-ARGUMENTS = (TOOLS, DOCUMENTS, "enable_thinking")
+THINKING, SYSTEM = "enable_thinking", "system"
+# `functions` is what tools were called before; few templates read it.
+ARGUMENTS = (TOOLS, DOCUMENTS, THINKING, "functions")
 # Arguments of `apply_chat_template` that are no business of a row.
 _RESERVED = {
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "messages",
@@ -24,7 +26,7 @@ _RESERVED = {
 
 def columns_of(text_column: str | None) -> list[str]:
     """Every key of a row that may be read."""
-    return [text_column or TEXT_COLUMN, *CHATS, *PAIR, "system", *ARGUMENTS, KWARGS]
+    return [text_column or TEXT_COLUMN, *CHATS, *PAIR, SYSTEM, *ARGUMENTS, KWARGS]
 
 
 def document_of(
@@ -35,6 +37,7 @@ def document_of(
     A row has its text as a chat in `messages` or `conversations`, as plain text, or as a `prompt`
     with its `completion`. Where it has several, one is used and the others are counted: plain text
     if `text_column` names it, else the first in the order above.
+    `text_column` may also name a chat.
 
     Args:
         row: keys and values.
@@ -63,7 +66,10 @@ def document_of(
         return None
     ledger.kept += 1
     ledger.repaired += whole != document
-    for other in found[1:]:
+    others = found[1:]
+    if document.messages is None:
+        others += [key for key in (SYSTEM, *ARGUMENTS, KWARGS) if _is_given(row.get(key))]
+    for other in others:
         ledger.unused[f"unused {other!r} beside {found[0]!r}"] += 1
     return whole
 
@@ -89,11 +95,11 @@ def _forms(row: Mapping[str, Any], column: str, *, named: bool) -> list[str]:
 
 
 def _is_given(value: Any) -> bool:
-    return value is not None and value != [] and not (isinstance(value, str) and not value.strip())
+    return value not in (None, [], {}) and not (isinstance(value, str) and not value.strip())
 
 
 def _document(row: Mapping[str, Any], where: str, key: str, column: str) -> Document:
-    if key == column:
+    if key == column and not isinstance(row[key], list):
         text = row[key]
         if not isinstance(text, str):
             raise UnusableError(f"{key!r} is not text: {type(text).__name__}")
@@ -103,11 +109,14 @@ def _document(row: Mapping[str, Any], where: str, key: str, column: str) -> Docu
         if isinstance(prompt, str) and isinstance(completion, str):
             return Document(where, text=prompt + completion)
         messages = [
-            message for part in PAIR for message in messages_of(row[part], key=part, system=None)
+            message
+            for part in PAIR
+            for message in messages_of(
+                row[part], key=part, system=row.get(SYSTEM) if part == PAIR[0] else None
+            )
         ]
     else:
-        system = row.get("system") if key == CHATS[1] else None
-        messages = messages_of(row[key], key=key, system=system)
+        messages = messages_of(row[key], key=key, system=row.get(SYSTEM))
     return Document(where, messages=tuple(messages), arguments=_arguments(row))
 
 
@@ -116,12 +125,11 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     extra = _decoded(row, KWARGS, Mapping) or {}
     for name in sorted(_RESERVED & extra.keys()):
         raise UnusableError(f"{KWARGS!r} cannot set {name}")
-    given = {
-        **extra,
-        TOOLS: _decoded(row, TOOLS, list),
-        DOCUMENTS: _decoded(row, DOCUMENTS, list),
-        "enable_thinking": row.get("enable_thinking"),
-    }
+    thinking = row.get(THINKING)
+    if thinking is not None and not isinstance(thinking, bool):  # templates ask for its truth
+        raise UnusableError(f"{THINKING!r} is not true or false: {type(thinking).__name__}")
+    lists = {name: _decoded(row, name, list) for name in ARGUMENTS if name != THINKING}
+    given = {**extra, **lists, THINKING: thinking}
     return {
         name: extra.get(name) if value is None else value
         for name, value in given.items()
