@@ -69,7 +69,9 @@ def test_foreign_and_torn_lines_are_passed_over(
     }
 
 
-@pytest.mark.parametrize("value", [b"null", b"NaN", b"-Infinity", b'"x"', b"true", b"9" * 400])
+@pytest.mark.parametrize(
+    "value", [b"null", b"NaN", b"-Infinity", b'"x"', b"true", b"9" * 400, b"-1e308"]
+)
 def test_what_is_no_number_is_a_dash_and_a_gap(tmp_path: Path, value: bytes) -> None:
     log = START.replace(b"0.4", value).replace(b"3.5", value) + ONE
     log += TWO.replace(b"0.5", value) + b'{"step": 3, "tokens": 300, "loss": 0.25}\n'
@@ -97,6 +99,25 @@ def test_a_log_without_steps_is_no_training(tmp_path: Path, log: bytes) -> None:
     training, markdown, _ = rendered(tmp_path, log)
     assert training is None
     assert "## Uptraining" not in markdown
+
+
+def test_numbers_as_large_as_fp32_are_drawn(tmp_path: Path) -> None:
+    log = ONE.replace(b"0.9", b"1.7e38") + TWO.replace(b"0.5", b"-1.7e38")
+    training, _, html = rendered(tmp_path, log)
+    assert training is not None
+    assert [point["loss"] for point in training["points"]] == [1.7e38, -1.7e38]
+    assert ">training loss<" in html
+
+
+def test_joined_logs_are_one_curve(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(TWO + ONE + START + ONE.replace(b"0.9", b"0.8") + START.replace(b"0.4", b"2"))
+    assert read_training_log(path) == {
+        "steps": 2,
+        "tokens": 200,
+        "points": [{"step": 1, "loss": 0.8}, {"step": 2, "loss": 0.5}],
+        "held_out": [{"step": 0, "kl": 2.0, "nll": 3.5}],
+    }
 
 
 def test_resuming_keeps_what_lies_behind_a_foreign_line(tmp_path: Path) -> None:

@@ -63,9 +63,12 @@ def build_report(
 
 
 def read_training_log(path: Path) -> Training | None:
-    """The loss curve of a training log, thinned out; None for a log without steps."""
+    """The loss curve of a training log, thinned out; None for a log without steps.
+
+    Steps ascend; of one that is told twice, as in logs that were joined, the last counts.
+    """
     rows = read_log(path)
-    steps = [row for row in rows if "loss" in row]
+    steps = _by_step(rows, "loss")
     if not steps:
         return None
     points: list[TrainingPoint] = [
@@ -77,8 +80,7 @@ def read_training_log(path: Path) -> Training | None:
             "kl": logged_number(row, "heldout_kl"),
             "nll": logged_number(row, "heldout_nll"),
         }
-        for row in rows
-        if "heldout_kl" in row
+        for row in _by_step(rows, "heldout_kl")
     ]
     tokens = logged_number(steps[-1], "tokens")
     return {
@@ -87,6 +89,11 @@ def read_training_log(path: Path) -> Training | None:
         "points": points,
         "held_out": held_out,
     }
+
+
+def _by_step(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    found = {row["step"]: row for row in rows if key in row}
+    return [found[step] for step in sorted(found)]
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

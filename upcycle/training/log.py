@@ -11,6 +11,7 @@ from upcycle.utf8 import to_json
 
 LOG_NAME = "log.jsonl"
 _MOST_STEPS = 2**53  # what other readers of JSON can count to
+_LARGEST = 2.0**127  # of fp32, in which all of it is computed; no axis can show more
 
 
 class RunLog:
@@ -73,7 +74,7 @@ def is_log(path: Path) -> bool:
 
 
 def logged_number(record: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of a record; None where it has none, as for what was not finite."""
+    """A number of a record that fp32 can hold; None where it has none, as for the not finite."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -81,7 +82,7 @@ def logged_number(record: Mapping[str, Any], key: str) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= _LARGEST else None
 
 
 def _line(record: dict[str, Any]) -> str:
