@@ -6,12 +6,16 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import accelerate
 import pytest
 
 from tests.tiny import tiny_checkpoint
+from tests.training.runs import tiny_run
 from upcycle.checkpoint.files import chunks_of, visible_files
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
+from upcycle.conversion.run import check_request, convert
+from upcycle.conversion.shards import ShardWork
 from upcycle.errors import CheckpointError
 
 
@@ -115,3 +119,25 @@ def test_a_part_of_a_file_is_read(tmp_path: Path) -> None:
     assert b"".join(chunks_of(path, 5, 10)) == data[5:15]
     with pytest.raises(CheckpointError, match="became shorter"):
         list(chunks_of(path, 5, len(data)))
+
+
+@pytest.mark.parametrize("kind", ["name", "link"])
+def test_files_that_cannot_be_copied_are_refused_before_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """And not after it: a large model takes hours to convert or to train."""
+    run = tiny_run(tmp_path)
+    for folder in (run.teacher, run.student):
+        if kind == "name":
+            (folder / os.fsdecode(b"caf\xe9.json")).touch()
+        else:
+            (folder / "merges.txt").symlink_to("gone")
+    monkeypatch.setattr(ShardWork, "run", lambda _: pytest.fail("weights were written"))
+    monkeypatch.setattr(accelerate.Accelerator, "backward", lambda *_: pytest.fail("was trained"))
+    reason = r"not UTF-8: 'caf\\xe9\.json'" if kind == "name" else "merges.txt is missing: a link"
+    with pytest.raises(CheckpointError, match=reason):
+        convert(run.teacher, tmp_path / "output", kv_heads=1)
+    with pytest.raises(CheckpointError, match=reason):
+        check_request(run.teacher, kv_heads=1)
+    with pytest.raises(CheckpointError, match=reason):
+        run.train(steps=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.errors import CheckpointError
+from upcycle.utf8 import shown
 
 _CHUNK = 1 << 18  # fits a core's cache, and the kernel finds pages for it without a search
 FETCH_AGAIN = "mend it or fetch it again"
@@ -127,11 +128,22 @@ def visible_files(folder: Path) -> list[str]:
     for relative in found:
         if not _is_utf8(relative):
             raise CheckpointError(
-                f"a file name is not UTF-8: {relative!r}",
+                f"a file name is not UTF-8: '{shown(relative)}'",
                 where=str(folder),
                 fix="rename the file",
             )
     return sorted(found)
+
+
+def check_files(folder: Path) -> None:
+    """Refuse, before any work, a folder with files that could not be copied or hashed after it.
+
+    Raises:
+        CheckpointError: as for `visible_files`, or a file cannot be opened, as a link to nothing.
+    """
+    for name in visible_files(folder):
+        with reading(folder / name):
+            pass
 
 
 def _is_utf8(name: str) -> bool:

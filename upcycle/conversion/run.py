@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from upcycle.checkpoint.files import chunks_of
+from upcycle.checkpoint.files import check_files, chunks_of
 from upcycle.checkpoint.manifest import (
     hash_file,
     hash_folder,
@@ -124,6 +124,7 @@ def convert(
     output = Path(output)
     opened = Checkpoint.open(source)
     check_output(output, overwrite=overwrite, inputs=[opened.folder])
+    check_files(opened.folder)
     text = Calibration(calibration, calibration_tokens, refine, grouping, device)
     method = text.method(method)
     checkpoint = retargeted(opened, dtype)
@@ -228,9 +229,11 @@ def check_request(
         FamilyError: the source has no KV heads that can be merged.
         PlanError: `kv_heads` or `method` is not possible, or there is no text where it is needed.
     """
+    opened = Checkpoint.describe(source)
+    check_files(opened.folder)
     text = Calibration(calibration, calibration_tokens, refine, grouping)
     todo = plan(
-        source,
+        opened,
         kv_heads=kv_heads,
         method=text.method(method),
         seed=seed,

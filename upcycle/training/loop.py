@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
 from upcycle import stopping
+from upcycle.checkpoint.files import check_files
 from upcycle.checkpoint.loading import check_causal_lm, class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
@@ -104,6 +105,7 @@ def uptrain(
     accelerator = _accelerator()
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)
     check_output(output, overwrite=overwrite, inputs=[checkpoint.folder, source.folder])
+    check_files(checkpoint.folder)
     for model in (checkpoint, source):
         check_causal_lm(model.config, model.tensors, model.folder)
         config = class_config(model.config).get_text_config()
