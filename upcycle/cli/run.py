@@ -51,6 +51,12 @@ def run_command(
         join(loaded, crew)
         return Outcome({})
 
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        console.print(text)
+
     def announce(stage: str, skipped: bool) -> None:
         console.print(f"{stage}: {'finished before' if skipped else 'running'}")
 
@@ -62,7 +68,7 @@ def run_command(
             overwrite=overwrite,
             watch=watch,
             announce=announce,
-            note=console.print,
+            note=note,
         )
     print_comparison(console, result.report["comparison"], result.report["warnings"])
     console.print(f"report   {result.layout.report / 'report.html'}")
@@ -72,6 +78,7 @@ def run_command(
         {
             "output": str(result.layout.output),
             "skipped": list(result.skipped),
+            "notes": notes,
             "report": dict(result.report),
         },
         passed=result.passed,

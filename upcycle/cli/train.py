@@ -53,6 +53,12 @@ def train_command(
 
     from upcycle.pipeline.training import train
 
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        console.print(line)
+
     with console.progress() as watch:
         result = train(
             recipe,
@@ -60,13 +66,14 @@ def train_command(
             allow_change=allow_change or (),
             overwrite=overwrite,
             watch=watch,
-            tell=console.print,
+            tell=tell,
             command=[*launcher(), *command_line[1:]],
         )
     if result is None:
         return Outcome({})
     for note in result.notes:
-        console.print(note)
+        if note not in told:
+            console.print(note)
     console.table(
         ("held-out, nats per token", "before", "after"),
         [

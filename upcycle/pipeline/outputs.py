@@ -25,7 +25,7 @@ class Stage:
         changes: how what is asked for differs from what a manifest tells, in words; called when
             the stages that it needs are finished.
         damaged: files that are not as a manifest tells.
-        action: makes the output anew; returns what the user should know.
+        action: makes the output anew, and tells what the user should know.
         unnoted: a hash of what it reads and its manifest does not tell; None for nothing.
     """
 
@@ -35,7 +35,7 @@ class Stage:
     needs: tuple[str, ...]
     changes: Callable[[Mapping[str, Any]], list[str]]
     damaged: Callable[[Mapping[str, Any]], list[str]]
-    action: Callable[[Watcher], tuple[str, ...]]
+    action: Callable[[Watcher, Callable[[str], None]], None]
     unnoted: Callable[[], str | None] = lambda: None
 
 

@@ -134,8 +134,7 @@ class _Runner:
             self._records.make_room(stage.name, stage.output)
             if stage.name == "train":
                 self._forget_other_states()
-            for text in stage.action(watch):
-                self._note(text)
+            stage.action(watch, self._note)
             self._run.contents.forget(stage.output, stage.manifest.parent)
             self._records.finish(stage.name, stage.output, stage.manifest, stage.unnoted())
         return skipped

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import staged
 from upcycle.conversion.calibration_options import path_of
 from upcycle.conversion.run import convert
+from upcycle.errors import warn
 from upcycle.export import options as export_options
 from upcycle.export.bundle import bundle_folder
 from upcycle.export.quantize.loading import load_quantization
@@ -36,6 +37,7 @@ from upcycle.utf8 import to_json
 COMPARISON_JSON = "comparison.json"
 REPORT_JSON = "report.json"
 LIBRARIES = ("torch", "transformers")
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,10 @@ def _convert_stage(run: Run) -> Stage:
             *option_changes(manifest, section),
         ]
 
-    def action(watch: Watcher) -> tuple[str, ...]:
-        convert(run.source, folder, overwrite=True, watch=watch, **section.model_dump())
-        return ()
+    def action(watch: Watcher, _: Note) -> None:
+        made = convert(run.source, folder, overwrite=True, watch=watch, **section.model_dump())
+        for warning in made.plan.warnings:
+            warn(warning)
 
     return Stage(
         "convert",
@@ -129,14 +132,16 @@ def _convert_stage(run: Run) -> Stage:
 def _train_stage(run: Run) -> Stage:
     folder = run.layout.uptrained
 
-    def action(watch: Watcher) -> tuple[str, ...]:
+    def action(watch: Watcher, note: Note) -> None:
         crew = team()
         if crew is not None:
             crew.tell(training.JOIN)
         command = ["upcycle", "train", *shlex.split(run.command)[2:]]
-        return training.start(
-            run.recipe, resume=True, overwrite=True, watch=watch, command=command
-        ).notes
+        result = training.start(
+            run.recipe, resume=True, overwrite=True, watch=watch, tell=note, command=command
+        )
+        for text in result.notes:
+            note(text)
 
     return Stage(
         "train",
@@ -182,7 +187,7 @@ def _evaluate_stage(run: Run, needs: tuple[str, ...]) -> Stage:
     def source() -> dict[str, Any]:
         return {**run.models(), "text": [run.contents.of(path) for path in section.text]}
 
-    def action(watch: Watcher) -> tuple[str, ...]:
+    def action(watch: Watcher, _: Note) -> None:
         from upcycle.evaluation.compare import evaluate
 
         asked = {**section.model_dump(), "margins": section.margins.model_dump()}
@@ -191,7 +196,6 @@ def _evaluate_stage(run: Run, needs: tuple[str, ...]) -> Stage:
             text = to_json(comparison, indent=2) + "\n"
             (partial / COMPARISON_JSON).write_text(text, encoding="utf-8")
             _write_manifest(partial, "evaluate", source(), options)
-        return ()
 
     return Stage(
         "evaluate",
@@ -210,10 +214,11 @@ def _export_stage(run: Run, section: ExportRecipe, needs: tuple[str, ...]) -> St
     options = export_options.ExportOptions(**section.model_dump(exclude={"calibration"}))
     scheme = None if section.quantize is None else Path(section.quantize).name
 
-    def action(watch: Watcher) -> tuple[str, ...]:
+    def action(watch: Watcher, note: Note) -> None:
         from upcycle.export.coreml import export_coreml
+        from upcycle.export.risks import device_notes
 
-        export_coreml(
+        made = export_coreml(
             run.last,
             package,
             options,
@@ -221,7 +226,8 @@ def _export_stage(run: Run, section: ExportRecipe, needs: tuple[str, ...]) -> St
             overwrite=True,
             watch=watch,
         )
-        return ()
+        for text in device_notes(made, core_ai=False):
+            note(f"note: {text}")
 
     def damaged(manifest: Mapping[str, Any]) -> list[str]:
         wrong = file_damage(manifest, run.contents.of_folder(folder))
@@ -271,7 +277,7 @@ def _report_stage(run: Run, needs: tuple[str, ...]) -> Stage:
             "package": None if recipe.export is None else run.contents.of(layout.package),
         }
 
-    def action(watch: Watcher) -> tuple[str, ...]:
+    def action(watch: Watcher, _: Note) -> None:
         comparison = read_json(layout.evaluation / COMPARISON_JSON)
         labels = [model["label"] for model in comparison["models"]]
         export = None
@@ -289,7 +295,6 @@ def _report_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         with staged(layout.report, overwrite=True) as folder:
             write_report(document, folder)
             _write_manifest(folder, "report", source(), options)
-        return ()
 
     return Stage(
         "report",
