@@ -44,6 +44,7 @@ from upcycle.training.state import (
     state_folders,
 )
 from upcycle.training.step import MAX_SKIPPED_IN_A_ROW, NO_TARGETS, StepResult, Trainer
+from upcycle.training.team import peers
 from upcycle.training.telling import kept, without_targets
 
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
@@ -123,12 +124,15 @@ def uptrain(
         rows, held_out = training_rows(checkpoint.folder, recipe)
         facts = run_facts(recipe, checkpoint, source, rows)
         tell(f"training text: {target_share(rows.num_targets, rows.input_ids.numel())}")
-        run = _Run(accelerator, checkpoint, source, recipe, work, rows, held_out, facts, command)
-        with deterministic(accelerator.device):
-            run.start(resume, allow_change, tell)
-            run.train(watch if accelerator.is_main_process else ignore)
-        notes = (*run.notes, *without_targets(run.steps_without_targets))
-        return run.finish(output, overwrite, notes)
+        with peers():
+            run = _Run(
+                accelerator, checkpoint, source, recipe, work, rows, held_out, facts, command
+            )
+            with deterministic(accelerator.device):
+                run.start(resume, allow_change, tell)
+                run.train(watch if accelerator.is_main_process else ignore)
+            notes = (*run.notes, *without_targets(run.steps_without_targets))
+            return run.finish(output, overwrite, notes)
 
 
 @contextmanager

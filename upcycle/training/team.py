@@ -7,13 +7,16 @@ evaluates for hours.
 
 import functools
 import os
+import re
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from upcycle import stopping
 from upcycle.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -122,6 +125,35 @@ def _outlive_the_launcher() -> None:
     """Keep this process's exit code: launchers stop all processes once one has failed."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@contextmanager
+def peers() -> Iterator[None]:
+    """Say what it means where a collective fails, because another process is gone.
+
+    A signal's own last line tells it where there was one.
+
+    Raises:
+        TrainingError: a process of the run ended, or cannot be reached.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if stopping.received() or not _is_of_peers(error):
+            raise
+        raise TrainingError(
+            f"another process of the run ended or cannot be reached: {error}",
+            where="the processes that were started together",
+            fix="see what ended it, such as a lack of memory; then start the command again (`train` "
+            "with --resume): it goes on from the newest state",
+        ) from error
+
+
+def _is_of_peers(error: RuntimeError) -> bool:
+    """Whether an error is of the transport; gloo's have no type of their own."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or re.search(r"\bgloo\b", str(error)) is not None
 
 
 @functools.cache
