@@ -131,6 +131,7 @@ def test_what_else_may_change(run: TinyRun, key: str, value: Any) -> None:
     )
     result = run.train(steps=4, resume=True, overwrite=True, allow_change=[key], **{key: value})
     assert any(note.startswith(f"changed: {key} ") for note in result.notes)
+    assert "no step is left to train otherwise: the run has 4, and all are done" in result.notes
 
 
 def test_other_text_and_another_teacher(run: TinyRun) -> None:

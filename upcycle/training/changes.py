@@ -127,6 +127,8 @@ def change_notes(found: FoundState, recipe: TrainRecipe, changes: Collection[Cha
     """What a changed run does otherwise; the rate too, a function of the step and the recipe."""
     notes = [f"changed: {change}" for change in changes]
     step, facts = found.step, found.facts
+    if step >= recipe.num_steps and {change.key for change in changes} - {"steps"}:
+        notes.append(f"no step is left to train otherwise: the run has {step}, and all are done")
     if not {change.key for change in changes} & _OF_THE_RATE or step >= recipe.num_steps:
         return notes
     before = recipe.model_copy(
