@@ -22,6 +22,8 @@ PLAIN = {
     "ACCELERATE_MIXED_PRECISION": "no",
     "ACCELERATE_USE_CPU": "True",
 }
+# As `torchrun` sets them.
+TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "over 4 micro-batches there, and over 2"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "0.5"}, "clipped to 0.5 there, and to 1.0"),
         ({"MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"}, "several processes on the CPU"),
+        ({"WORLD_SIZE": "2"}, "'2' processes without a valid RANK, MASTER_PORT, MASTER_ADDR"),
+        ({**TWO, "MASTER_PORT": "x"}, "without a valid MASTER_PORT"),
+        ({"WORLD_SIZE": "many"}, "tells of 'many' processes"),
+        ({"WORLD_SIZE": "0"}, "tells of '0' processes"),
     ],
 )
 def test_what_is_not_in_force_is_refused(run: TinyRun, asked: dict[str, str], what: str) -> None:
@@ -62,11 +68,11 @@ def test_what_is_not_in_force_is_refused(run: TinyRun, asked: dict[str, str], wh
         ({}, "bf16"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2"}, "fp32"),
-        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "WORLD_SIZE": "2"}, "fp32"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", **TWO}, "fp32"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto"}, "fp32"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "fp32"),
         ({"ACCELERATE_USE_FSDP": "false", "FSDP_VERSION": "2"}, "fp32"),
-        ({"MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "0"}, "fp32"),
+        (TWO, "fp32"),
     ],
 )
 def test_what_is_in_force_passes(run: TinyRun, asked: dict[str, str], precision: str) -> None:

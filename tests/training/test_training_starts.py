@@ -32,7 +32,9 @@ def test_processes_that_were_not_joined_are_refused(
             distributed_type=DistributedType.NO, num_processes=1, device=torch.device("cpu")
         )
 
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    torchrun = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(loop, "Accelerator", apart)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(TrainingError, match="2 processes were started, and accelerate joined 1"):

@@ -195,7 +195,9 @@ def _told_warnings(console: Console) -> "Iterator[list[str]]":
 
 def launcher() -> list[str]:
     """The words that start this program again in as many processes."""
-    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    from upcycle.training.team import world_size
+
+    world, local = world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if world == 1:
         return ["upcycle"]
     nodes = [f"--nnodes={world // local}"] if world > local else []

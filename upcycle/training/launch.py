@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from upcycle.errors import TrainingError
 from upcycle.recipe.schema import TrainRecipe
+from upcycle.training.team import missing_address, world_size
 
 _YES = {"1", "true", "yes", "y", "t", "on"}
 _NOTHING = {"", "no", "none", "auto", "false", "0"}
@@ -57,7 +58,16 @@ def check_launch(recipe: TrainRecipe, environment: Mapping[str, str] = os.enviro
             "ACCELERATE_DYNAMO_BACKEND",
             "set dynamo_backend: no",
         )
-    world = int(value("WORLD_SIZE") or 1)
+    world = world_size(environment)
+    missing = missing_address(environment) if world > 1 else []
+    if missing or value("WORLD_SIZE") not in ("", f"{world}"):
+        broken = f" without a valid {', '.join(missing)}" if missing else ""
+        raise refuse(
+            f"WORLD_SIZE tells of {environment['WORLD_SIZE']!r} processes{broken}",
+            "WORLD_SIZE",
+            "unset it to train in one process; for several, "
+            "`torchrun --nproc-per-node N -m upcycle train RECIPE` sets all that they need",
+        )
     accumulated = value("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
     own = recipe.batch_size / (recipe.micro_batch_size * world)
     if accumulated not in _NOTHING and accumulated != f"{own:g}":

@@ -1,6 +1,5 @@
 """`uptrain`: from a converted checkpoint and its source to an uptrained checkpoint."""
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ from upcycle.training.state import (
     state_folders,
 )
 from upcycle.training.step import MAX_SKIPPED_IN_A_ROW, NO_TARGETS, StepResult, Trainer
-from upcycle.training.team import peers
+from upcycle.training.team import peers, world_size
 from upcycle.training.telling import kept, without_targets
 
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
@@ -377,7 +376,7 @@ def _accelerator() -> Accelerator:
     The loop scales losses, casts and counts steps itself: accelerate's own accumulation divides
     by micro-batches rather than tokens.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = world_size()
     # Without an accelerator, accelerate must be told that the processes belong together.
     on_cpu = world > 1 and not torch.accelerator.is_available()
     # The others wait at a barrier while the main process writes a state or the result.

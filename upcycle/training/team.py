@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from upcycle.errors import TrainingError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = ("RANK", "MASTER_PORT")
 _MEETING = timedelta(minutes=30)  # for all processes to start
 _POLL_SECONDS = 0.1
 _FAREWELL_SECONDS = 5.0
@@ -144,8 +144,8 @@ def peers() -> Iterator[None]:
         raise TrainingError(
             f"another process of the run ended or cannot be reached: {error}",
             where="the processes that were started together",
-            fix="see what ended it, such as a lack of memory; then start the command again (`train` "
-            "with --resume): it goes on from the newest state",
+            fix="see what ended it, such as a lack of memory; then start the command again "
+            "(`train` with --resume), which goes on from the newest state",
         ) from error
 
 
@@ -156,11 +156,26 @@ def _is_of_peers(error: RuntimeError) -> bool:
     return isinstance(error, DistError) or re.search(r"\bgloo\b", str(error)) is not None
 
 
+def world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes were started together; 1 where that is not told in a number."""
+    told = environment.get("WORLD_SIZE", "").strip()
+    return int(told) if told.isdecimal() and int(told) else 1
+
+
+def missing_address(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The variables that the processes meet by which are not as a launcher sets them."""
+    told = {name: environment.get(name, "").strip() for name in (*_NUMBERS, "MASTER_ADDR")}
+    return [
+        name
+        for name, value in told.items()
+        if not (value.isdecimal() if name in _NUMBERS else value)
+    ]
+
+
 @functools.cache
 def team() -> Team | None:
     """The team that this process belongs to; None for one that was started alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or not all(os.environ.get(name) for name in _NEEDED):
+    if world_size() == 1 or missing_address():  # which `check_launch` refuses
         return None
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
