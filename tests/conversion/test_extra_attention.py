@@ -110,6 +110,22 @@ def fuse(weights: dict[str, torch.Tensor]) -> None:
     weights["mtp.layers.0.self_attn.qkv_proj.weight"] = torch.cat(parts)
 
 
+def rename(old: str, new: str) -> Any:
+    """Another program's names of the projections."""
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if name.startswith("mtp.layers.0.self_attn.")]:
+            weights[name.replace(old, new)] = weights.pop(name)
+
+    return change
+
+
+def in_proj(weights: dict[str, torch.Tensor]) -> None:
+    fuse(weights)
+    module = "mtp.layers.0.self_attn"
+    weights[f"{module}.in_proj_weight"] = weights.pop(f"{module}.qkv_proj.weight")
+
+
 BEYOND = {
     "no o_proj": (remove("o_proj.weight"), "it has no o_proj.weight"),
     "no k_norm": (remove("k_norm.weight"), "it has no k_norm.weight"),
@@ -119,6 +135,9 @@ BEYOND = {
     "other heads": (replace_by("v_proj.weight", 96, 64), r"v_proj.weight is \[96, 64\]"),
     "a bias": (replace_by("k_proj.bias", 64), "it has k_proj.bias, which the decoder's layers"),
     "fused": (fuse, "it has no q_proj.weight"),
+    "fused by torch": (in_proj, "it has no q_proj.weight"),
+    "a linear layer inside": (rename("proj.", "proj.linear."), "it has no q_proj.weight"),
+    "names of nobody": (rename("_proj", "_map"), "it has no q_proj.weight"),
 }  # fmt: skip
 
 
@@ -159,6 +178,10 @@ STAYS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any]]] = {
     ),
     "as many rows by chance": (
         {f"vision_tower.layers.0.self_attn.{r}_proj.weight": (64, 32) for r in "qkv"},
+        {},
+    ),
+    "a tower with the decoder's very shapes": (
+        {f"model.vision_tower.layers.0.self_attn.{r}_proj.weight": (64, 64) for r in "qkvo"},
         {},
     ),
     "a configuration of its own": (

@@ -37,6 +37,9 @@ _OTHER_LAYOUT = re.compile(
     r"|key_proj|value_proj|linear_qkv|attn_qkv|attn_[kv]|in_proj_qkv)\.(?:weight|bias)$",
     re.IGNORECASE,
 )
+# A module that is called an attention, whatever its tensors are called. Linear attention has no
+# KV heads.
+_ATTENTION = re.compile(r"(?:^|\.)(?!linear)\w*(?:attn|attention)(?=\.)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def extra_attention(
         behind = _behind(family, module, total)
         predicts = behind is not None or bool(_PREDICTS.search(module))
         problem = _problem(checkpoint, family, shape, module)
-        if not predicts and _is_another(checkpoint, family, shape, module, problem):
+        if not predicts and _is_another(checkpoint, family, shape, module):
             continue
         block = next((path for path in [*_prefixes(module), module] if path not in paths), "")
         stray = behind is not None and not _is_known(checkpoint, family, behind - total, block)
@@ -118,8 +121,7 @@ def old_heads(
     for name, tensor in converted.tensors.items():
         if name.endswith(endings) and tensor.shape[:1] == (rows[_role(name, rows)],):
             module = name[: -len(_role(name, rows)) - 1]
-            problem = _problem(converted, family, before, module)
-            if not _is_another(converted, family, before, module, problem):
+            if not _is_another(converted, family, before, module):
                 found.append(name)
     return found
 
@@ -146,7 +148,7 @@ def predicting_layers(family: Family, config: Mapping[str, Any]) -> dict[str, An
 
 
 def _candidates(checkpoint: Checkpoint, family: Family, shape: AttentionShape) -> set[str]:
-    """Modules with a tensor that is called like one of K or V."""
+    """Modules with a tensor that is called like one of K or V, or called an attention."""
     roles = family.kv_shapes(shape)
     endings = tuple(f".{role}" for role in roles)
     found = {
@@ -154,13 +156,20 @@ def _candidates(checkpoint: Checkpoint, family: Family, shape: AttentionShape) -
         for name in checkpoint.tensors
         if name.endswith(endings)
     }
-    if roles:
-        total = family.count(checkpoint.config, "num_hidden_layers")
-        for name in checkpoint.tensors:
+    if not roles:
+        return found
+    total = family.count(checkpoint.config, "num_hidden_layers")
+    others = []
+    for name, tensor in checkpoint.tensors.items():
+        if _PREDICTS.search(name) or _behind(family, name, total) is not None:
             match = _OTHER_LAYOUT.search(name)
-            if match and (_PREDICTS.search(name) or _behind(family, name, total) is not None):
+            if match:
                 found.add(name[: match.start()])
-    return found
+            elif len(tensor.shape) > 1 and not is_buffer(name, tensor.shape):
+                others.append(name)
+    known = tuple(f"{module}." for module in found)
+    called = (_ATTENTION.search(name) for name in others if not name.startswith(known))
+    return found | {match.string[: match.end()] for match in called if match}
 
 
 def _role(name: str, roles: Iterable[str]) -> str:
@@ -188,11 +197,9 @@ def _problem(
     return None
 
 
-def _is_another(
-    checkpoint: Checkpoint, family: Family, shape: AttentionShape, module: str, problem: str | None
-) -> bool:
+def _is_another(checkpoint: Checkpoint, family: Family, shape: AttentionShape, module: str) -> bool:
     """Whether a module that does not predict tokens has heads of its own, which stay."""
-    if is_tower(checkpoint.config, module) or (problem and _TOWER.search(module)):
+    if is_tower(checkpoint.config, module) or _TOWER.search(module):
         return True
     roles = family.kv_shapes(shape)
     tensors = ((dims, checkpoint.tensors.get(f"{module}.{role}")) for role, dims in roles.items())
