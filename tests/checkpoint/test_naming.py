@@ -155,6 +155,16 @@ LAYOUTS: dict[str, tuple[Callable[[str], str], str, str]] = {
         "self_attention.linear_qkv.weight is in Megatron's layout",
         "export it to Hugging Face",
     ),
+    "pruned": (
+        lambda n: n.replace("q_proj.weight", "q_proj.weight_orig"),
+        "q_proj.weight_orig is a part of a weight that torch's pruning",
+        "torch.nn.utils.prune.remove",
+    ),
+    "parametrized": (
+        lambda n: n.replace("v_proj.weight", "v_proj.parametrizations.weight.original0"),
+        "v_proj.parametrizations.weight.original0 is a part of a weight",
+        "remove_parametrizations",
+    ),
     "torchtune": (
         lambda n: n.removeprefix("model.").replace("self_attn.", "attn."),
         "is in torchtune's names",
@@ -169,6 +179,22 @@ def test_other_programs_tensors_are_told_for_what_they_are(tmp_path: Path, case:
     error = refused(rename(tiny_checkpoint(tmp_path / "source"), new))
     assert words in error.what
     assert fix in error.fix
+
+
+@pytest.mark.parametrize("layers", [3, 40])
+@pytest.mark.parametrize("model_type", ["llama", "falcon", "gpt_neox"])
+def test_more_layers_than_there_are_tells_the_number(
+    tmp_path: Path, model_type: str, layers: int
+) -> None:
+    if model_type == "gpt_neox":
+        source, there = source_checkpoint(tmp_path / "source", "pythia"), 3
+        layers += 1
+    else:
+        source, there = tiny_checkpoint(tmp_path / "source", model_type), 2
+    set_config(source, num_hidden_layers=layers)
+    error = refused(source)
+    assert f"has more layers than the tensors, which have {there}" in error.what
+    assert f"to {there}, or fetch what is missing" in error.fix
 
 
 def test_a_lora_beside_whole_attention_weights_is_told_too(tmp_path: Path) -> None:

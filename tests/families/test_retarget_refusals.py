@@ -46,6 +46,16 @@ def test_settings_that_no_class_expresses_are_refused(
         view_of(folder)
 
 
+@pytest.mark.parametrize("named", ["GPTNeoXModel", "GPTNeoXForSequenceClassification"])
+def test_another_head_is_named(tmp_path: Path, named: str) -> None:
+    folder = source_checkpoint(tmp_path, "pythia")
+    rewrite(folder, lambda tensors: tensors.pop("embed_out.weight"))
+    set_config(folder, architectures=[named])
+    with pytest.raises(CheckpointError, match=r"no tensor embed_out\.weight") as caught:
+        view_of(folder)
+    assert f"{named}; only causal language models can change their class" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -23,7 +23,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli.app import COMMANDS, app
 from upcycle.conversion.run import convert
 from upcycle.conversion.verify import verify
-from upcycle.errors import FamilyError, UpcycleWarning
+from upcycle.errors import FamilyError, StrictError, UpcycleWarning
 from upcycle.planning import plan
 
 WEIGHTS = "model.safetensors"
@@ -71,6 +71,12 @@ def test_the_output_names_no_code_and_has_none(tmp_path: Path, phi3: Path) -> No
     assert [path.name for path in (tmp_path / "out").glob("*.py")] == ["sample_finetune.py"]
     assert torch.equal(logits(load(tmp_path / "out")), expected)
     assert result.manifest["result"]["warnings"] == [str(told[0].message)]
+
+
+def test_strict_says_what_to_remove(tmp_path: Path, phi3: Path) -> None:
+    with pytest.warns(UpcycleWarning), pytest.raises(StrictError, match="names code") as caught:
+        convert(phi3, tmp_path / "out", kv_heads=2, strict=True)
+    assert caught.value.fix.startswith("remove auto_map from config.json")
 
 
 @pytest.mark.parametrize("kv_heads", [2, 8])

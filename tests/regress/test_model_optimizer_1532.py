@@ -82,7 +82,8 @@ def test_its_own_parts_tell_it_from_a_wrong_number_of_layers(tmp_path: Path) -> 
     convert(known, tmp_path / "out", kv_heads=2)
     assert shapes(tmp_path / "out")[f"{BEHIND}.self_attn.k_proj.weight"] == (16, 64)
     unknown = with_predictor(tmp_path / "unknown", "llama", BEHIND)
-    with pytest.raises(CheckpointError, match="not part of the attention") as caught:
+    words = "lies behind the 2 layers that config.json describes; the tensors have 3"
+    with pytest.raises(CheckpointError, match=words) as caught:
         convert(unknown, tmp_path / "other", kv_heads=2)
-    assert "num_hidden_layers" in caught.value.fix
+    assert caught.value.fix.startswith("set num_hidden_layers to 3 in config.json")
     assert "--drop-extra-attention" in caught.value.fix

@@ -14,6 +14,7 @@ _WRAPPERS = (
     "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module",
 )  # fmt: skip
 _WRAPPER = re.compile(rf"(?<![^.])(?:{'|'.join(_WRAPPERS)})\.")
+_LAYER = re.compile(r"(.*?\b(?:layers|h|blocks)\.)(\d+)\.")
 _SHOWN = 3
 _FOLDER = "renamed"
 
@@ -46,6 +47,12 @@ KINDS = (
         "an adapter's tensor that stands beside the model's own",
         re.compile(r"\.(modules_to_save|original_module|ia3_l|vera_lambda_[bd]|adapter_\w+)(\.|$)"),
         "let the program that trained it save the whole model, and convert that",
+    ),
+    ForeignNames(
+        "a part of a weight that torch's pruning or a parametrization holds in pieces",
+        re.compile(r"\.(weight|bias)_(orig|mask)$|\.parametrizations\.\w+\.|\.weight_[gv]$"),
+        "make the weights whole and save them again: torch.nn.utils.prune.remove or "
+        "torch.nn.utils.parametrize.remove_parametrizations for each module, then save_pretrained",
     ),
     ForeignNames(
         "in Meta's own layout",
@@ -143,6 +150,13 @@ def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointErr
             where=f"{where}, {found}",
             fix=f"rename the tensors into a new folder, and convert that: {_command(where, steps)}",
         )
+    layers = stored_layers(checkpoint, name)
+    if 0 < layers <= _layer_in(name)[1]:
+        return CheckpointError(
+            f"{what}: config.json has more layers than the tensors, which have {layers}",
+            where=where,
+            fix=f"set the number of layers in config.json to {layers}, or fetch what is missing",
+        )
     near = _beside(checkpoint, name) or list(checkpoint.tensors)
     seen = f"; it has {listed(near)}" if near else ""
     return CheckpointError(f"{what}{seen}", where=where, fix=fix)
@@ -161,6 +175,19 @@ def unknown_tensor(checkpoint: Checkpoint, name: str, what: str, fix: str) -> Ch
     if kind is not None:
         what, fix = f"tensor {name} is {kind[0].kind}", kind[0].fix
     return CheckpointError(what, where=f"{checkpoint.folder}, {name}", fix=fix)
+
+
+def stored_layers(checkpoint: Checkpoint, name: str) -> int:
+    """How many layers the tensors have, by the last one's number, beside the layer of a name."""
+    prefix, _ = _layer_in(name)
+    beside = (_layer_in(found) for found in checkpoint.tensors)
+    return 1 + max((layer for other, layer in beside if prefix and other == prefix), default=-1)
+
+
+def _layer_in(name: str) -> tuple[str, int]:
+    """What stands before the number of a layer, and the number."""
+    found = _LAYER.match(name)
+    return (found[1], int(found[2])) if found else ("", -1)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from upcycle.checkpoint.class_fit import ClassFit, Known, PendingFit, class_fit, class_fit_beside
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.remote_code import code_notice, model_code, remote_code_refusal
+from upcycle.checkpoint.remote_code import AUTO_MAP, code_notice, model_code, remote_code_refusal
 from upcycle.errors import CheckpointError, StrictError, warn
 from upcycle.families import family_in
 from upcycle.families.extra_attention import extra_attention
@@ -20,6 +20,7 @@ _FIX = (
     "fetch the checkpoint again, or save it with the class that it was trained with; config.json "
     "must describe these very weights"
 )
+_FIX_CODE = f"remove {AUTO_MAP} from config.json, as the output does"
 
 
 @contextmanager
@@ -79,7 +80,8 @@ class ClassCheck:
                 raise StrictError(
                     "; ".join(self._warnings),
                     where=str(source.folder),
-                    fix=f"{_FIX}; without --strict it is converted with a warning",
+                    fix=f"{_FIX if found else _FIX_CODE}; without --strict it is converted with a "
+                    "warning",
                 )
             for text in found:
                 warn(text)

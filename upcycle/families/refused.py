@@ -95,8 +95,8 @@ REFUSALS = (
     ),
     Refusal(
         kind="encoder-decoder",
-        reason="its decoder attends over an encoder with a second set of heads, which no "
-        "conversion here covers",
+        reason="it is an encoder-decoder, and no conversion here covers an encoder or what "
+        "reads it",
         way_out=_DECODER_ONLY,
         keys=("is_encoder_decoder",),
         model_types=("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"),

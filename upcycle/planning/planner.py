@@ -10,7 +10,7 @@ from typing import Any
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
-from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
+from upcycle.checkpoint.naming import missing_tensor, stored_layers, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import AUTO_MAP, model_code, own_class, without_model_code
@@ -264,7 +264,7 @@ def _prepare(source: str | Path | Checkpoint, drop: bool) -> _Prepared:
         layers = _attention_tensors(checkpoint, family, shape, extra)
         for each in kept:
             if each.stray:
-                _refuse_unknown(checkpoint, each.module + ".", set())
+                _refuse_behind(checkpoint, family, each.module)
     family = replace(family, extra_modules={each.layer: each.module for each in kept})
     for each in kept:
         if each.problem is None:
@@ -331,7 +331,7 @@ def _attention_tensors(
     for name in checkpoint.tensors:
         found = layer_in.match(name)
         if found and found[1] not in numbers and found[0] not in modules:
-            _refuse_unknown(checkpoint, found[0] + ".", set())
+            _refuse_behind(checkpoint, family, found[0])
     return layers
 
 
@@ -369,9 +369,24 @@ def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> Non
                 name,
                 f"tensor {name} is not part of the attention that config.json describes",
                 fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
-                "an old revision named or fused its tensors otherwise, fetch the current revision; "
-                "layers of multi-token prediction behind the last one are known by "
-                "num_nextn_predict_layers, and left out by --drop-extra-attention",
+                "an old revision named or fused its tensors otherwise, fetch the current revision",
+            )
+
+
+def _refuse_behind(checkpoint: Checkpoint, family: Family, module: str) -> None:
+    """A layer behind the last one that is not known to predict further tokens."""
+    total = family.count(checkpoint.config, "num_hidden_layers")
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith(f"{module}.") and not is_buffer(name, tensor.shape):
+            layers = stored_layers(checkpoint, name)
+            raise unknown_tensor(
+                checkpoint,
+                name,
+                f"tensor {name} lies behind the {total} layers that config.json describes; the "
+                f"tensors have {layers}",
+                fix=f"set num_hidden_layers to {layers} in config.json; layers of multi-token "
+                "prediction behind the last one are known by num_nextn_predict_layers, and left "
+                "out by --drop-extra-attention",
             )
 
 

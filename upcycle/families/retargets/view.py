@@ -134,7 +134,7 @@ def _found(checkpoint: Checkpoint, part: Part, present: Mapping[str, str]) -> Pa
             checkpoint,
             part.name,
             fix="config.json must describe these very weights: compare its model_type, number of "
-            "layers and biases with the tensors",
+            f"layers and biases with the tensors{_other_head(checkpoint)}",
         )
     tensor = checkpoint.tensors[name]
     if tensor.shape != part.shape or tensor.dtype not in STORED_DTYPES.values():
@@ -158,8 +158,17 @@ def _refuse_unknown(checkpoint: Checkpoint, recipes: list[Made]) -> None:
                 name,
                 f"tensor {name} is not part of the model that config.json describes",
                 fix="check the number of layers and the bias keys of config.json; extra heads have "
-                "no place in the class that the model becomes",
+                f"no place in the class that the model becomes{_other_head(checkpoint)}",
             )
+
+
+def _other_head(checkpoint: Checkpoint) -> str:
+    """What to say of a model that `architectures` gives another head, or none."""
+    named = checkpoint.config.get("architectures") or []
+    if any(str(name).endswith(("LMHeadModel", "ForCausalLM")) for name in named):
+        return ""
+    said = "".join(f"; architectures says {name}" for name in named[:1])
+    return f"{said}; only causal language models can change their class"
 
 
 def _common_dtype(checkpoint: Checkpoint, recipes: list[Made]) -> str | None:
