@@ -150,7 +150,7 @@ def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointErr
             where=f"{where}, {found}",
             fix=f"rename the tensors into a new folder, and convert that: {_command(where, steps)}",
         )
-    layers = stored_layers(checkpoint, name)
+    layers = _stored_layers(checkpoint, name)
     if 0 < layers <= _layer_in(name)[1]:
         return CheckpointError(
             f"{what}: config.json has more layers than the tensors, which have {layers}",
@@ -177,7 +177,27 @@ def unknown_tensor(checkpoint: Checkpoint, name: str, what: str, fix: str) -> Ch
     return CheckpointError(what, where=f"{checkpoint.folder}, {name}", fix=fix)
 
 
-def stored_layers(checkpoint: Checkpoint, name: str) -> int:
+def layer_behind(checkpoint: Checkpoint, name: str, total: int) -> CheckpointError:
+    """The error for a layer behind the last one that is not known to predict further tokens.
+
+    Args:
+        checkpoint: where it is.
+        name: one of its tensors.
+        total: how many layers the configuration describes.
+    """
+    layers = _stored_layers(checkpoint, name)
+    return unknown_tensor(
+        checkpoint,
+        name,
+        f"tensor {name} lies behind the {total} layers that config.json describes; the tensors "
+        f"have {layers}",
+        fix=f"set num_hidden_layers to {layers} in config.json; layers of multi-token prediction "
+        "behind the last one are known by num_nextn_predict_layers, and left out by "
+        "--drop-extra-attention",
+    )
+
+
+def _stored_layers(checkpoint: Checkpoint, name: str) -> int:
     """How many layers the tensors have, by the last one's number, beside the layer of a name."""
     prefix, _ = _layer_in(name)
     beside = (_layer_in(found) for found in checkpoint.tensors)

@@ -64,7 +64,7 @@ def code_notice(config: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"{AUTO_MAP} in {CONFIG_FILE} names code for the model ({code[0]}), which is never run: "
-        f"transformers' own {config.get('model_type')} is taken, and the output names no code"
+        f"transformers' own {config.get('model_type')} is taken"
     )
 
 

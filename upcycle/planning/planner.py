@@ -10,7 +10,7 @@ from typing import Any
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
-from upcycle.checkpoint.naming import missing_tensor, stored_layers, unknown_tensor
+from upcycle.checkpoint.naming import layer_behind, missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import AUTO_MAP, model_code, own_class, without_model_code
@@ -264,7 +264,9 @@ def _prepare(source: str | Path | Checkpoint, drop: bool) -> _Prepared:
         layers = _attention_tensors(checkpoint, family, shape, extra)
         for each in kept:
             if each.stray:
-                _refuse_behind(checkpoint, family, each.module)
+                names = (n for n in checkpoint.tensors if n.startswith(f"{each.module}."))
+                total = family.count(checkpoint.config, "num_hidden_layers")
+                raise layer_behind(checkpoint, next(names), total)
     family = replace(family, extra_modules={each.layer: each.module for each in kept})
     for each in kept:
         if each.problem is None:
@@ -328,10 +330,12 @@ def _attention_tensors(
         _refuse_attention(checkpoint, set(family.tensor_names(layer, shape).values()), layer)
     numbers, modules = set(map(str, range(total))), {each.module for each in extra}
     layer_in = re.compile(re.escape(family.attention_module).replace(r"\{layer\}", r"(\d+)"))
-    for name in checkpoint.tensors:
+    for name, tensor in checkpoint.tensors.items():
         found = layer_in.match(name)
-        if found and found[1] not in numbers and found[0] not in modules:
-            _refuse_behind(checkpoint, family, found[0])
+        if not found or is_buffer(name, tensor.shape):
+            continue
+        if found[1] not in numbers and found[0] not in modules:
+            raise layer_behind(checkpoint, name, total)
     return layers
 
 
@@ -370,23 +374,6 @@ def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> Non
                 f"tensor {name} is not part of the attention that config.json describes",
                 fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
                 "an old revision named or fused its tensors otherwise, fetch the current revision",
-            )
-
-
-def _refuse_behind(checkpoint: Checkpoint, family: Family, module: str) -> None:
-    """A layer behind the last one that is not known to predict further tokens."""
-    total = family.count(checkpoint.config, "num_hidden_layers")
-    for name, tensor in checkpoint.tensors.items():
-        if name.startswith(f"{module}.") and not is_buffer(name, tensor.shape):
-            layers = stored_layers(checkpoint, name)
-            raise unknown_tensor(
-                checkpoint,
-                name,
-                f"tensor {name} lies behind the {total} layers that config.json describes; the "
-                f"tensors have {layers}",
-                fix=f"set num_hidden_layers to {layers} in config.json; layers of multi-token "
-                "prediction behind the last one are known by num_nextn_predict_layers, and left "
-                "out by --drop-extra-attention",
             )
 
 
