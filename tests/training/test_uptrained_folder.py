@@ -113,8 +113,25 @@ def test_renamed_tensors_are_refused(tmp_path: Path) -> None:
     path = run.student / "model.safetensors"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(TrainingError, match=r"has no tensor of that name"):
+    with pytest.raises(TrainingError, match=r"has no tensor of that name") as caught:
         run.train()
+    assert caught.value.fix.startswith("load the source with transformers and save it again")
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_experts_stored_one_by_one_leave_the_attention_to_train(
+    tmp_path: Path, model_type: str
+) -> None:
+    """transformers holds the experts of a layer in one weight and renames a router."""
+    run = tiny_run(tmp_path, model_type=model_type)
+    with pytest.raises(TrainingError, match=r"weight model\.layers\.\d\.mlp\.") as caught:
+        run.train(steps=2)
+    assert caught.value.fix.startswith("set train.trainable to attention or kv")
+    before = load_file(run.student / "model.safetensors")
+    after = load_file(run.train(steps=2, trainable="attention").output / "model.safetensors")
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert moved
+    assert all(".self_attn." in name for name in moved)
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -83,14 +83,28 @@ def stored_names(
         own = names.get(id(parameter), [])
         fitting = [n for n in own if checkpoint.tensors[n].shape == tuple(parameter.shape)]
         if not own or fitting != own:
+            fix = "load the source with transformers and save it again, then convert that"
+            if _names_attention(checkpoint):
+                fix = (
+                    "set train.trainable to attention or kv: transformers has those weights as the "
+                    "checkpoint has them, and renames or joins others, such as experts"
+                )
             raise TrainingError(
                 f"the model's weight {name} {tuple(parameter.shape)} has no tensor of that name "
                 "and shape in the checkpoint",
                 where=str(checkpoint.folder),
-                fix="load the source with transformers and save it again, then convert that",
+                fix=fix,
             )
         stored.update(dict.fromkeys(fitting, parameter))
     return stored
+
+
+def _names_attention(checkpoint: Checkpoint) -> bool:
+    """Whether the attention's tensors are named as transformers' class names them."""
+    family = family_of(checkpoint.config)
+    shape = family.shape(checkpoint.config)
+    names = family.tensor_names(shape.attention_layers[0], shape).values()
+    return checkpoint.tensors.keys() >= set(names)
 
 
 def parameter_groups(
