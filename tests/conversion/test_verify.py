@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
 from upcycle.conversion.run import convert
 from upcycle.conversion.verify import verify
-from upcycle.errors import CheckpointError
+from upcycle.errors import CheckpointError, UpcycleWarning
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -182,3 +182,20 @@ def test_a_folder_that_convert_did_not_make_is_refused(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source")
     with pytest.raises(CheckpointError, match="was not made by"):
         verify(source, source)
+
+
+def test_a_causal_model_without_its_head_is_checked_as_the_bare_one_and_said(
+    tmp_path: Path,
+) -> None:
+    source, out = tiny_checkpoint(tmp_path / "source"), tmp_path / "out"
+    tensors = load_file(source / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.warns(UpcycleWarning, match="1 missing"):
+        convert(source, out, kv_heads=2)
+    with pytest.warns(UpcycleWarning, match=r"what is checked is LlamaModel, which has no such"):
+        assert verify(source, out).passed
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    convert(source, tmp_path / "bare", kv_heads=2)
+    assert verify(source, tmp_path / "bare").passed

@@ -68,7 +68,10 @@ def convert_command(
         bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 where there is something to warn of.")
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 1 for tensors that the class has not so, or an auto_map."
+        ),
     ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""

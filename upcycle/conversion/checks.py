@@ -23,7 +23,7 @@ from upcycle.conversion.whole_model import (
     relative_difference,
     relative_differences,
 )
-from upcycle.errors import CheckpointError
+from upcycle.errors import CheckpointError, warn
 from upcycle.families.extra_attention import old_heads
 from upcycle.heads.gauge import scramble
 from upcycle.heads.methods import MergeRequest, get_method
@@ -326,6 +326,8 @@ def _loaded(output: Checkpoint) -> tuple[Any, str]:
         except CheckpointError as error:
             first = first or error
             continue
+        if first is not None:
+            warn(f"{first.what}; what is checked is {model_class.__name__}, which has no such head")
         causal = model_class is plain_classes(model.config)[0]
         return model, _CAUSAL if causal else model_class.__name__
     assert first is not None

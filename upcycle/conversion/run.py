@@ -106,7 +106,8 @@ def convert(
         resume: take over the files that an interrupted run of the same conversion finished, once
             they and their sources are hashed again; what this run finishes stays if it fails.
         sha256: also record SHA-256 of the source's weights in the manifest.
-        strict: refuse what would only be warned of, before anything is written.
+        strict: refuse names and shapes that the class has not so, and code of its own, before
+            anything is written; without it they are warned of.
         watch: told the bytes that are done, from any thread, one call at a time.
 
     Raises:
@@ -119,7 +120,7 @@ def convert(
         DataError: the text cannot be read, or there is too little of it.
         OutputError: the output exists, lies inside the source, or cannot be written; or the run to
             resume was of another conversion.
-        StrictError: there is something to warn of, and `strict`.
+        StrictError: the class has not these names and shapes, or there is code, and `strict`.
     """
     output = Path(output)
     opened = Checkpoint.open(source)
