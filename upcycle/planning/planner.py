@@ -264,9 +264,9 @@ def _prepare(source: str | Path | Checkpoint, drop: bool) -> _Prepared:
         layers = _attention_tensors(checkpoint, family, shape, extra)
         for each in kept:
             if each.stray:
-                names = (n for n in checkpoint.tensors if n.startswith(f"{each.module}."))
+                behind = (n for n in checkpoint.tensors if n.startswith(f"{each.module}."))
                 total = family.count(checkpoint.config, "num_hidden_layers")
-                raise layer_behind(checkpoint, next(names), total)
+                raise layer_behind(checkpoint, next(behind), total)
     family = replace(family, extra_modules={each.layer: each.module for each in kept})
     for each in kept:
         if each.problem is None:
