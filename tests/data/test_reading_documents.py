@@ -88,6 +88,17 @@ def test_what_cannot_be_read(tmp_path: Path, name: str, content: bytes, message:
         texts(tmp_path / name)
 
 
+@pytest.mark.parametrize(("encoding", "name"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16")])
+def test_the_command_that_mends_an_encoding_names_both(
+    tmp_path: Path, encoding: str, name: str
+) -> None:
+    """`iconv` otherwise reads what the locale says, which is UTF-8."""
+    (tmp_path / "t.txt").write_bytes("café".encode(encoding))
+    with pytest.raises(DataError) as caught:
+        texts(tmp_path / "t.txt")
+    assert f"`iconv -f {name} -t UTF-8`" in caught.value.fix
+
+
 def test_missing_files_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
         texts(tmp_path / "none.txt")

@@ -1,6 +1,7 @@
 """From files and overrides to a checked recipe, and every problem at once."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -292,6 +293,23 @@ def test_a_path_that_no_file_system_has(tmp_path: Path, path: str, key: str) -> 
         with pytest.raises(RecipeError, match="no path can be") as caught:
             load_recipe(write(tmp_path, **{key: path}))
         assert key in caught.value.where
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_recipe_that_is_not_utf_8(tmp_path: Path, encoding: str) -> None:
+    """Its paths would be others, with U+FFFD in them."""
+    path = tmp_path / "r.yaml"
+    path.write_bytes("# one\noutput: caf\xe9\nsource: s\nconvert: {kv_heads: 2}\n".encode(encoding))
+    line = "0xe9 on line 2" if encoding == "latin-1" else "0xff on line 1"
+    with pytest.raises(RecipeError, match=f"not UTF-8: byte {line}"):
+        load_recipe(path)
+
+
+def test_an_override_of_a_path_in_bytes(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    assert load_recipe(write(tmp_path), [f"output={tmp_path / name}"]).output == tmp_path / name
+    with pytest.raises(RecipeError, match="integer"):
+        load_recipe(write(tmp_path), [f"convert.kv_heads={name}"])
 
 
 def test_a_recipe_of_too_long_a_name() -> None:

@@ -86,10 +86,12 @@ def decode(data: bytes, path: Path, offset: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        guess = "UTF-16" if data[:2] in _UTF_16 else "Latin-1 or Windows-1252"
+        is_utf_16 = data[:2] in _UTF_16
+        guess = "UTF-16" if is_utf_16 else "Latin-1 or Windows-1252"
+        name = "UTF-16" if is_utf_16 else "WINDOWS-1252"
         raise DataError(
             f"{path.name} is not UTF-8: byte 0x{data[error.start]:02x} "
             f"at offset {offset + error.start}",
             where=str(path),
-            fix=f"it may be {guess}; convert it with `iconv -t UTF-8`",
+            fix=f"it may be {guess}; convert it with `iconv -f {name} -t UTF-8`",
         ) from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from upcycle.errors import UpcycleError
+from upcycle.utf8 import shown
 
 
 def parse_lengths(text: str, *, where: str = "--lengths") -> Mapping[int, int]:
@@ -42,7 +43,7 @@ def _positive(word: str, *, where: str) -> int:
 
 def _nonsense(word: str, where: str) -> UpcycleError:
     return UpcycleError(
-        f"{word!r} is not a length in tokens, or not how often it occurs",
+        f"'{shown(word)}' is not a length in tokens, or not how often it occurs",
         where=where,
         fix="give 512:70,8192:30 (tokens:weight), or a file with the length of a request a line",
     )

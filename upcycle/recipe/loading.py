@@ -17,6 +17,7 @@ from upcycle.errors import RecipeError, UpcycleError
 from upcycle.recipe.problems import problems_of
 from upcycle.recipe.schema import BUILTIN, Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
+from upcycle.utf8 import shown
 
 _MODELS: tuple[Location, ...] = (("source",), ("train", "teacher"))  # may be Hub ids
 
@@ -128,9 +129,12 @@ def _apply(value: dict[str, Any], override: str, origins: dict[Location, str]) -
     key, equals, text = override.partition("=")
     if not (key and equals):
         return [Problem(name, "must be section.key=value")]
-    tree = Tree(text, name)
-    if tree.problems:
-        return tree.problems
+    given: Any = text
+    if shown(text) == text:  # else bytes of a path, which YAML cannot have
+        tree = Tree(text, name)
+        if tree.problems:
+            return tree.problems
+        given = tree.value
     location: Location = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     node: Any = value
     for part in location[:-1]:
@@ -146,10 +150,10 @@ def _apply(value: dict[str, Any], override: str, origins: dict[Location, str]) -
             return [Problem(name, f"{part!r} lies below a plain value")]
     last = location[-1]
     if isinstance(node, dict):
-        node[str(last)] = tree.value
+        node[str(last)] = given
         location = (*location[:-1], str(last))
     elif isinstance(node, list) and isinstance(last, int) and last < len(node):
-        node[last] = tree.value
+        node[last] = given
     else:
         return [Problem(name, f"{last!r} is no key or item here")]
     origins[location] = name

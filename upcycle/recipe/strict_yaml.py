@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from upcycle.errors import RecipeError
+
 Location = tuple[str | int, ...]
 
 
@@ -140,6 +142,19 @@ class Tree:
 
 
 def read_tree(path: Path) -> Tree:
-    """Parse a recipe file."""
-    # What is not UTF-8 becomes U+FFFD, which no key and no number survives unnoticed.
-    return Tree(path.read_text(encoding="utf-8-sig", errors="replace"), path.name)
+    """Parse a recipe file.
+
+    Raises:
+        RecipeError: it is not UTF-8, so that its paths and prompts would be others.
+    """
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{path.name} is not UTF-8: byte 0x{data[error.start]:02x} on line {line}",
+            where=str(path),
+            fix="save it as UTF-8",
+        ) from error
+    return Tree(text, path.name)
