@@ -190,6 +190,10 @@ def test_arguments_of_calls_are_objects(tmp_path: Path) -> None:
         {"conversations": [user, {"from": "function_call", "value": f"[{said}]"}]},
     ]
     assert read(tmp_path, rows)[0] == [f"[user]hi[assistant]C{json.dumps([call])}"] * 4
+    joins = TEMPLATE.replace(
+        "m['tool_calls'] | tojson", "m['tool_calls'][0].function.arguments + ''"
+    )
+    assert read(tmp_path, rows, joins)[0] == ['[user]hi[assistant]C{"x": 1}'] * 4
     broken = {"type": "function", "function": {**function, "arguments": "{x"}}
     found, _ = read(
         tmp_path, [{"messages": [HI[0], {"role": "assistant", "tool_calls": [broken]}]}]

@@ -1,13 +1,15 @@
 """Chats rendered by the checkpoint's own template."""
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from upcycle.data.ledger import Document, Ledger
+from upcycle.data.messages import with_text_arguments
 from upcycle.errors import DataError
 
 if TYPE_CHECKING:
@@ -61,24 +63,34 @@ def chat_tokens(
             where="chat template of the source",
             fix="wrap them in {% generation %} … {% endgeneration %}, or turn assistant_only off",
         )
-    try:
-        encoded = tokenizer.apply_chat_template(
-            [dict(message) for message in document.messages],
+
+    def encoded(messages: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.int32], Any]:
+        found = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
             **arguments,
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=assistant_only,
         )
-        ids = np.array(encoded["input_ids"], np.int32)
+        return np.array(found["input_ids"], np.int32), found.get("assistant_masks")
+
+    try:
+        ids, said = encoded(document.messages)
     except REFUSALS as error:
-        raise _refused(document, error) from error
+        as_text = with_text_arguments(document.messages)
+        if as_text is None:
+            raise _refused(document, error) from error
+        try:  # templates of DeepSeek join them to other text
+            ids, said = encoded(as_text)
+        except REFUSALS:
+            raise _refused(document, error) from error
     keys = {key for message in document.messages for key in message} - {"role", "content"}
     for name in sorted(arguments.keys() | keys):
         if ledger is not None and not re.search(rf"\b{re.escape(name)}\b", template):
             ledger.unused[f"unused {name!r}, which the chat template does not read"] += 1
     if not assistant_only:
         return ids, None
-    return ids, np.array(encoded["assistant_masks"], np.bool_)
+    return ids, np.array(said, np.bool_)
 
 
 def _refused(document: Document, error: Exception) -> RowError:

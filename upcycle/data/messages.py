@@ -1,7 +1,7 @@
 """Chats of several spellings as the messages that chat templates take."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # ShareGPT's names of who speaks, which are not those of chat templates.
@@ -43,6 +43,14 @@ def messages_of(value: Any, *, key: str, system: Any) -> list[dict[str, Any]]:
     return messages
 
 
+def with_text_arguments(
+    messages: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]] | None:
+    """The messages with the arguments of calls as text in JSON; None where none is an object."""
+    changed = [_with_each_call(message, _as_text) for message in messages]
+    return changed if changed != list(messages) else None
+
+
 def _message(given: Mapping[str, Any], key: str) -> dict[str, Any]:
     message = {name: value for name, value in given.items() if value is not None}
     if "role" not in message and isinstance(message.get("from"), str):
@@ -56,8 +64,7 @@ def _message(given: Mapping[str, Any], key: str) -> dict[str, Any]:
         raise UnusableError(f"{key!r} is no list of messages with a role")
     if message["role"] == _CALLER:
         message = {**message, **_calls(message.get("content"))}
-    if isinstance(message.get(_INSTEAD[0]), list):
-        message[_INSTEAD[0]] = [_with_arguments(call) for call in message[_INSTEAD[0]]]
+    message = _with_each_call(message, _as_object)
     content = message.get("content")
     if content is None and any(message.get(name) for name in _INSTEAD):
         content = ""  # templates differ in what they make of none
@@ -74,14 +81,32 @@ def _calls(content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "", _INSTEAD[0]: calls}
 
 
-def _with_arguments(call: Any) -> Any:
+def _with_each_call(
+    message: Mapping[str, Any], arguments_of: Callable[[Any], Any]
+) -> dict[str, Any]:
+    calls = message.get(_INSTEAD[0])
+    if not isinstance(calls, list):
+        return dict(message)
+    return {**message, _INSTEAD[0]: [_with_arguments(call, arguments_of) for call in calls]}
+
+
+def _with_arguments(call: Any, arguments_of: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    if not isinstance(function, Mapping) or "arguments" not in function:
         return call
-    arguments = _from_json(function.get("arguments"))
-    if not isinstance(arguments, Mapping):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    changed = {**function, "arguments": arguments_of(function["arguments"])}
+    return {**call, "function": changed}
+
+
+def _as_object(arguments: Any) -> Any:
+    found = _from_json(arguments)
+    return found if isinstance(found, Mapping) else arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    if isinstance(arguments, Mapping):
+        return json.dumps(arguments, ensure_ascii=False)
+    return arguments
 
 
 def _from_json(value: Any) -> Any:
