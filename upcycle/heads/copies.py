@@ -10,8 +10,8 @@ _TOLERANCE = 1e-6
 
 def with_bias(rows: Tensor, bias: Tensor | None) -> Tensor:
     """Rows [K, m, D] in fp64, with their bias [K, m] as one more column."""
-    columns = () if bias is None else (bias.double()[..., None],)
-    return torch.cat((rows.double(), *columns), -1)
+    wide = rows.double()
+    return wide if bias is None else torch.cat((wide, bias.double()[..., None]), -1)
 
 
 def clean_groups(moment: Tensor, groups: int, rows: Tensor) -> None:

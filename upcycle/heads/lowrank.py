@@ -154,8 +154,9 @@ def _merge_values(
     for index in range(groups):
         old = grouped(o, groups)[index]
         seen = _seen_values(weights, moments, groups, index)
-        rows = with_bias(weights.v, None if seen.mean is not None else weights.v_bias)
-        span = span_of_copies(grouped(rows, groups)[index])
+        own_bias = None if seen.mean is not None else weights.v_bias
+        own_bias = None if own_bias is None else grouped(own_bias, groups)[index]
+        span = span_of_copies(with_bias(grouped(weights.v, groups)[index], own_bias))
         shared = shared_subspace(seen.moment.mean(0), grouped(metric, groups)[index], span)
         new = old @ shared.write[own]
         if seen.attended:
