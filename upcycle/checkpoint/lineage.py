@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from upcycle.utf8 import strict
+
 CONVERT, TRAIN = "convert", "train"  # stages, as manifests name them
 _CONFIG = "config.json"
 # How text becomes ids. Settings and templates beside it may change without changing the model.
@@ -69,8 +71,9 @@ def not_of_origin(origin: Mapping[str, str], found: Mapping[str, str]) -> list[s
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What changed from one JSON mapping to another, in words; files by their names."""
+    """What changed from a stored mapping to another, in words; files by their names."""
     changed = []
+    was, now = strict(was), strict(now)  # names that UTF-8 cannot hold are stored in other words
     for key in sorted({*was, *now}):
         before, after = was.get(key), now.get(key)
         if before == after:
