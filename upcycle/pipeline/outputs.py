@@ -10,7 +10,6 @@ from upcycle.checkpoint.lineage import differences, mapping, other_files
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.errors import CheckpointError
 from upcycle.progress import Watcher
-from upcycle.utf8 import strict
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def manifest_changes(
     was = {**mapping(manifest.get("source")), **mapping(manifest.get("options"))}
     version = mapping(manifest.get("versions")).get("upcycle")
     return [
-        *differences(was, strict({**source, **options})),
+        *differences(was, {**source, **options}),
         *differences({"upcycle": version}, {"upcycle": __version__}),
     ]
 
