@@ -53,6 +53,7 @@ def test_a_good_recipe_passes(run: TinyRun) -> None:
         "language model",
         "context",
         "evaluation text",
+        "trained weights",
         "training text",
         "tokenizer",
         "generation config",
@@ -84,6 +85,7 @@ def test_what_is_wrong_is_named(run: TinyRun) -> None:
         "class",
         "tokenizer",
         "generation config",
+        "trained weights",
         "training text",
         "packed rows",
     }
@@ -153,3 +155,13 @@ def test_overrides_are_checked_as_a_run_would_take_them(run: TinyRun) -> None:
 def test_the_share_of_targets_is_told(run: TinyRun) -> None:
     (found,) = [check for check in preflight(recipe_file(run)) if check.name == "training text"]
     assert re.search(r"; [\d,]+ of [\d,]+ tokens \(9\d\.\d%\) are targets$", found.detail)
+
+
+@pytest.mark.parametrize(("trainable", "named"), [("all", ["trained weights"]), ("attention", [])])
+def test_weights_that_cannot_be_written_back_are_refused_before_anything_is_converted(
+    tmp_path: Path, trainable: str, named: list[str]
+) -> None:
+    run = tiny_run(tmp_path, model_type="mixtral")
+    path = recipe_file(run)
+    overrides = [f"train.trainable={trainable}"]
+    assert [check.name for check in preflight(path, overrides) if not check.passed] == named

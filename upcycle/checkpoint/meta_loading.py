@@ -1,6 +1,7 @@
 """Load tensors without data into a class without weights, to see which names and shapes fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,13 +31,25 @@ def load_without_data(
     Raises:
         CheckpointError: transformers refuses the configuration.
     """
-    settings = class_config(config)
+    with _refusals():
+        return _report(_model(config), tensors)
+
+
+def model_without_data(config: Mapping[str, Any]) -> Any:
+    """The model that a raw `config.json` is of, on the "meta" device.
+
+    Raises:
+        CheckpointError: transformers refuses the configuration.
+    """
+    with _refusals():
+        return _model(config)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
     try:
         with quiet():
-            model_class = saved_class(settings) or MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            with torch.device("meta"), no_init_weights():
-                model = model_class._from_config(settings)
-            return _report(model, tensors)
+            yield
     except (*UNLOADABLE, StrictDataclassError) as error:
         raise CheckpointError(
             f"transformers {transformers.__version__} makes no model of the configuration: "
@@ -44,6 +57,13 @@ def load_without_data(
             where="config.json",
             fix="give the numbers that the model was made with",
         ) from error
+
+
+def _model(config: Mapping[str, Any]) -> Any:
+    settings = class_config(config)
+    model_class = saved_class(settings) or MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+    with torch.device("meta"), no_init_weights():
+        return model_class._from_config(settings)
 
 
 def _report(model: Any, tensors: Mapping[str, Sequence[int]]) -> dict[str, Any]:

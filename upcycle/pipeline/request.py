@@ -21,6 +21,7 @@ from upcycle.pipeline.training import check_teacher
 from upcycle.recipe.schema import ExportRecipe, Recipe
 from upcycle.training.facts import check_text
 from upcycle.training.launch import check_launch
+from upcycle.training.models import check_trainable
 
 
 def request_checks(
@@ -53,6 +54,7 @@ def request_checks(
         checks.insert(0, ("launch", lambda: check_launch(training)))
         if training.teacher is not None:
             checks.append(("teacher", lambda: check_teacher(recipe)))
+        checks.append(("trained weights", lambda: check_trainable(source, training.trainable)))
         checks.append(("training text", lambda: check_text(source, training)))
     return checks
 

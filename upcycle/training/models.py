@@ -1,14 +1,17 @@
 """Models for training: fp32 masters of the student, a frozen teacher, and which weights move."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from upcycle.checkpoint.meta_loading import model_without_data
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.packing import PackedRows
 from upcycle.errors import TrainingError
 from upcycle.families import family_of
+from upcycle.families.retargets.view import retargeted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,6 +66,22 @@ def choose_trainable(
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert chosen, f"nothing to train with {which!r}"
     return chosen
+
+
+def check_trainable(source: Path, which: str) -> str:
+    """Refuse trained weights that could not be written back, before anything is converted.
+
+    Args:
+        source: the folder of what will be converted.
+        which: see `choose_trainable`.
+
+    Raises:
+        TrainingError: as `stored_names`.
+    """
+    checkpoint = retargeted(Checkpoint.open(source))
+    model = model_without_data(checkpoint.config)
+    stored = stored_names(model, choose_trainable(model, checkpoint.config, which), checkpoint)
+    return f"{which}: {len(stored):,} tensors"
 
 
 def stored_names(
