@@ -157,6 +157,10 @@ def test_the_share_of_targets_is_told(run: TinyRun) -> None:
     assert re.search(r"; [\d,]+ of [\d,]+ tokens \(9\d\.\d%\) are targets$", found.detail)
 
 
+def test_a_tied_embedding_is_written_back(tmp_path: Path) -> None:
+    assert failures(recipe_file(tiny_run(tmp_path, tie_word_embeddings=True))) == []
+
+
 @pytest.mark.parametrize(("trainable", "named"), [("all", ["trained weights"]), ("attention", [])])
 def test_weights_that_cannot_be_written_back_are_refused_before_anything_is_converted(
     tmp_path: Path, trainable: str, named: list[str]

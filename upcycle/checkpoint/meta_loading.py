@@ -42,7 +42,9 @@ def model_without_data(config: Mapping[str, Any]) -> Any:
         CheckpointError: transformers refuses the configuration.
     """
     with _refusals():
-        return _model(config)
+        model = _model(config)
+        model.tie_weights()
+        return model
 
 
 @contextmanager
