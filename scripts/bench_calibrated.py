@@ -35,7 +35,7 @@ import sys, time
 import torch
 from transformers import AutoModel
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration_text import calibration_rows
+from upcycle.models.calibration_text import calibration_rows
 source, tokens = sys.argv[1], int(sys.argv[2])
 rows = calibration_rows(
     Checkpoint.open(source), ["builtin"], tokens=tokens, sequence_length=512, seed=0

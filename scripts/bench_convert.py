@@ -31,7 +31,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from upcycle.kvcache.sizes import parse_bytes
+from upcycle.byte_sizes import parse_bytes
 
 HIDDEN, INTERMEDIATE, VOCABULARY, HEADS, KV_HEADS = 4096, 11008, 32000, 32, 8
 SHARDS = 8
@@ -69,8 +69,8 @@ write_index(folder, layouts)
 """
 CONVERT = """
 import sys, time
-import upcycle.checkpoint.meta_loading
-from upcycle.conversion.run import convert
+import upcycle.models.meta_loading
+from upcycle.conversion.convert import convert
 begin = time.perf_counter()
 convert(sys.argv[1], sys.argv[2], kv_heads=int(sys.argv[3]))
 print(time.perf_counter() - begin)

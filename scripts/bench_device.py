@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.export.graph import read_graph
-from upcycle.export.noted import required_manifest
+from upcycle.program.noted import required_manifest
+from upcycle.program.reading import read_graph
 
 PROMPTS = [
     f"{opening} {topic}"

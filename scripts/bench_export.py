@@ -51,7 +51,7 @@ EXPORT = """
 import json, sys, time
 from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
-from upcycle.export.counting import count_traffic
+from upcycle.program.counting import count_traffic
 source, output, context, kv_cache, attention, *prefill = sys.argv[1:]
 begin = time.perf_counter()
 options = ExportOptions(

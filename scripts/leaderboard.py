@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.evaluation.compare import evaluate
 from upcycle.families import family_in
 from upcycle.heads.gauge import scramble

@@ -15,11 +15,11 @@ import torch
 from make_family_table import number
 from measure_demo import fill
 
-from upcycle.checkpoint.loading import load_model
 from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
-from upcycle.export.parity.check import check_program, program_reference
-from upcycle.export.parity.program import Program
+from upcycle.models.loading import load_model
+from upcycle.parity.check import check_program, program_reference
+from upcycle.parity.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFILL = 16

@@ -6,9 +6,10 @@ Importing this package loads nothing heavy: each public name is imported on firs
 from typing import TYPE_CHECKING, Any
 
 from upcycle.errors import UpcycleError
+from upcycle.version import __version__
 
 if TYPE_CHECKING:
-    from upcycle.conversion.run import convert
+    from upcycle.conversion.convert import convert
     from upcycle.conversion.verify import verify
     from upcycle.evaluation.compare import evaluate
     from upcycle.export.coreml import export_coreml
@@ -16,11 +17,9 @@ if TYPE_CHECKING:
     from upcycle.kvcache.counting import kv_cache_bytes
     from upcycle.planning import plan
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "ExportOptions": "upcycle.export.options",
-    "convert": "upcycle.conversion.run",
+    "convert": "upcycle.conversion.convert",
     "evaluate": "upcycle.evaluation.compare",
     "export_coreml": "upcycle.export.coreml",
     "kv_cache_bytes": "upcycle.kvcache.counting",

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.families.retarget_sources import SOURCES, source_checkpoint, view_of
 from tests.regress.folders import get_config, set_config
 from tests.tiny import FAMILIES, tiny_checkpoint
-from upcycle.checkpoint.class_fit import class_fit, class_fit_beside
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.kvcache.inspection import inspect_checkpoint
+from upcycle.models.class_fit import class_fit, class_fit_beside
 
 WEIGHTS = "model.safetensors"
 
@@ -213,7 +213,7 @@ def test_a_process_without_transformers_asks_a_child(tmp_path: Path) -> None:
     set_config(source, vocab_size=300)
     script = """
 import dataclasses, json, sys
-from upcycle.checkpoint.class_fit import class_fit_beside
+from upcycle.models.class_fit import class_fit_beside
 from upcycle.checkpoint.reader import Checkpoint
 with class_fit_beside(Checkpoint.open(sys.argv[1])) as pending:
     found = pending.result()

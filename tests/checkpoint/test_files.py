@@ -14,7 +14,7 @@ from tests.training.runs import tiny_run
 from upcycle.checkpoint.files import chunks_of, visible_files
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
-from upcycle.conversion.run import check_request, convert
+from upcycle.conversion.convert import check_request, convert
 from upcycle.conversion.shards import ShardWork
 from upcycle.errors import CheckpointError
 

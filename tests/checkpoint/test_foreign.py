@@ -10,9 +10,9 @@ import torch
 
 from tests.tiny import tiny_checkpoint, tiny_model
 from upcycle.checkpoint.foreign import refuse_without_model
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
+from upcycle.models.loading import load_model
 
 KINDS = [
     (["pytorch_model.bin", "config.json"], "pickled weights", "weights_only=True"),

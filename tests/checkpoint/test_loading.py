@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import choose_device, load_model, load_tokenizer
 from upcycle.errors import CheckpointError, DeviceError
+from upcycle.models.loading import choose_device, load_model, load_tokenizer
 
 
 def test_weights_and_dtype_are_those_asked_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.regress.folders import load, logits, set_config
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 from upcycle.kvcache.inspection import inspect_checkpoint
 from upcycle.planning import plan

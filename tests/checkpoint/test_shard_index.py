@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.writer import rewrite
 from upcycle.errors import CheckpointError
+from upcycle.models.loading import load_model
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,12 @@ from tests.conversion.streams import last_hidden, relative, some_ids, streamed
 from tests.conversion.test_calibrated import TEXT, logits
 from tests.heads.layers import inputs, random_layer
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checks import Check
 from upcycle.conversion.calibration_options import Calibration
-from upcycle.conversion.checks import Check
+from upcycle.conversion.convert import check_request, convert
 from upcycle.conversion.layer_stream import LayerStream
 from upcycle.conversion.predict import predict
-from upcycle.conversion.run import check_request, convert
 from upcycle.conversion.verify import verify
 from upcycle.conversion.whole_model import fp64_outputs, relative_differences
 from upcycle.errors import PlanError
@@ -25,6 +24,7 @@ from upcycle.families import family_in
 from upcycle.heads.gauge import freedom, scramble
 from upcycle.heads.permute import permute_kv_heads
 from upcycle.heads.reference import alibi_slopes, attention_output
+from upcycle.models.loading import load_model
 from upcycle.planning import plan
 
 ALIBI = "ALiBi's slope of a query head goes by its place, and stays there"

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration_text import calibration_rows
+from upcycle.conversion.convert import convert
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore
-from upcycle.conversion.run import convert
 from upcycle.conversion.verify import verify
 from upcycle.data.documents import packaged_text
 from upcycle.errors import CheckpointError, PlanError
+from upcycle.models.calibration_text import calibration_rows
+from upcycle.models.loading import load_model
 from upcycle.progress import Progress
 
 DEMO = Path(__file__).parents[2] / "recipes" / "demo-source"

@@ -8,13 +8,13 @@ import torch
 
 from tests.conversion.streams import kept, relative, some_ids
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration import calibrate
 from upcycle.conversion.layer_stream import LayerStream
-from upcycle.conversion.observed_attention import AttentionCall
+from upcycle.conversion.moments import calibrate
 from upcycle.heads.moments import LayerMoments
 from upcycle.heads.planes import split_planes
+from upcycle.models.loading import load_model
+from upcycle.models.observed_attention import AttentionCall
 from upcycle.progress import Progress
 
 IDS = some_ids()

@@ -7,9 +7,9 @@ import torch
 
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.errors import DataError, UpcycleWarning
-from upcycle.export.parity.text import read_tokens
+from upcycle.models.calibration_text import calibration_rows
+from upcycle.parity.text import read_tokens
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from upcycle.checkpoint.headers import header_bytes
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.writer import rewrite
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError, FamilyError, OutputError, PlanError, UpcycleError
 from upcycle.families import family_of, shape_of
 from upcycle.heads.permute import permute_kv_heads
-from upcycle.kvcache.measured import measured_cache_bytes
+from upcycle.models.cache_size import measured_cache_bytes
 from upcycle.planning import Attention, plan
 
 NAMES = sorted(FAMILIES)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.families.retarget_sources import SOURCES, WEIGHTS, source_checkpoint, source_model
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import PlanError
 from upcycle.families import shape_of

@@ -16,8 +16,8 @@ from upcycle.cli import convert as _convert  # noqa: F401 - registers the comman
 from upcycle.cli import inspect as _inspect  # noqa: F401 - registers the command
 from upcycle.cli import plan as _plan  # noqa: F401 - registers the command
 from upcycle.cli.app import app
-from upcycle.conversion import run as conversion_run
-from upcycle.conversion.run import convert
+from upcycle.conversion import convert as conversion_run
+from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.families import family_in

@@ -12,14 +12,14 @@ import pytest
 
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 # Says when the imports are over, and slows the work down so that a kill meets every part of it;
 # at a given fraction it stops for good, so that the parent can kill it there.
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 source, output, moment, resume = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:] != []
 
 def watch(progress):

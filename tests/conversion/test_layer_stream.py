@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from tests.conversion.streams import last_hidden, relative, some_ids, streamed
 from tests.families.retarget_sources import SOURCES, source_checkpoint, view_of
 from tests.tiny import FAMILIES, tiny_checkpoint
-from upcycle.checkpoint.loading import load_model, model_of
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.convert import convert
 from upcycle.conversion.layer_stream import LayerStream
-from upcycle.conversion.run import convert
 from upcycle.errors import CheckpointError, DataError
+from upcycle.models.loading import load_model, model_of
 
 IDS = some_ids()
 LENGTH = IDS.shape[1]

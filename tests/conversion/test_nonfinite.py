@@ -16,7 +16,7 @@ from upcycle.checkpoint.headers import DTYPE_BITS, TORCH_DTYPES
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.checkpoint.nonfinite import NonfiniteScan, count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}

@@ -8,11 +8,11 @@ import torch
 
 from tests.conversion.streams import relative, some_ids
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.layer_stream import LayerStream
-from upcycle.conversion.observed_attention import AttentionCall, observed_attention
 from upcycle.errors import FamilyError
+from upcycle.models.loading import load_model
+from upcycle.models.observed_attention import AttentionCall, observed_attention
 
 IDS = some_ids()
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}

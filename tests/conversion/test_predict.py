@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from tests.conversion.test_nonfinite import damage
 from tests.tiny import tiny_checkpoint
 from upcycle.cli import app as cli
+from upcycle.conversion.convert import convert
 from upcycle.conversion.predict import predict
-from upcycle.conversion.run import convert
 from upcycle.errors import CheckpointError, DeviceError
 
 TEXT = " ".join(f"word{i % 97} {i * i % 1013}" for i in range(900))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.conversion.test_calibrated import OPTIONS, TEXT, logits, relative
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 PRUNED = [3, 7]  # the last of each group
 HEADS = 8

@@ -13,8 +13,8 @@ from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion import shards
+from upcycle.conversion.convert import ConversionResult, convert
 from upcycle.conversion.journal import JOURNAL_NAME
-from upcycle.conversion.run import ConversionResult, convert
 from upcycle.errors import CheckpointError, OutputError
 from upcycle.progress import Progress
 
@@ -180,7 +180,7 @@ def test_another_source_is_refused_by_the_name_of_the_file(tmp_path: Path) -> No
 def test_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tiny_checkpoint(tmp_path / "source", max_shard_size="100KB")
     interrupted(source, tmp_path / "out")
-    monkeypatch.setattr("upcycle.__version__", "99")
+    monkeypatch.setattr("upcycle.checkpoint.manifest.__version__", "99")
     with pytest.raises(OutputError, match="version of upcycle"):
         convert(source, tmp_path / "out", resume=True, **OPTIONS)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.families.retarget_sources import source_checkpoint, view_of
-from upcycle.checkpoint.loading import model_of
 from upcycle.conversion.retarget_check import check_retarget
 from upcycle.errors import CheckpointError
+from upcycle.models.loading import model_of
 
 
 @pytest.mark.parametrize("few_layers", [False, True])

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError, UpcycleWarning
 
@@ -125,7 +125,7 @@ def test_a_sliding_window_keeps_fewer_keys_rightly(tmp_path: Path) -> None:
 def test_a_cache_of_another_size_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tiny_checkpoint(tmp_path / "source")
     convert(source, tmp_path / "out", kv_heads=2)
-    monkeypatch.setattr("upcycle.conversion.checks.measured_cache_bytes", lambda cache: 4711)
+    monkeypatch.setattr("upcycle.conversion.exactness.measured_cache_bytes", lambda cache: 4711)
     failed = [check for check in verify(source, tmp_path / "out").checks if not check.passed]
     assert [check.name for check in failed] == ["the cache holds the predicted bytes"]
 

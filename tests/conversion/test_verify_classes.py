@@ -13,12 +13,12 @@ from transformers import AutoConfig
 from tests.cli.test_command_contract import upcycle
 from tests.families.retarget_sources import source_model
 from tests.tiny import BASE, FAMILIES, byte_tokenizer, tiny_checkpoint
-from upcycle.checkpoint.loading import check_causal_lm, load_model
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.checks import Check
-from upcycle.conversion.run import convert
+from upcycle.checks import Check
+from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
+from upcycle.models.loading import check_causal_lm, load_model
 
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaModel": ("llama", {}),

@@ -9,13 +9,13 @@ import torch
 from typer.testing import CliRunner, Result
 
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import load_model
 from upcycle.cli import sweep as _sweep  # noqa: F401 - registers the command
 from upcycle.cli.app import app
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import DeviceError, EvaluationError, PlanError
-from upcycle.evaluation.drift import DriftSweep, sweep_kv_heads
 from upcycle.kvcache.counting import count_attention
+from upcycle.models.loading import load_model
+from upcycle.pipeline.sweep import DriftSweep, sweep_kv_heads
 from upcycle.planning import plan
 
 SMALL = {"max_tokens": 150, "sequence_length": 32, "device": "cpu"}
@@ -74,8 +74,8 @@ def test_drift_is_that_of_two_models_side_by_side(
 
 
 def _byte_ids(source: Path, text: Path) -> list[int]:
-    from upcycle.checkpoint.loading import load_tokenizer
     from upcycle.evaluation.held_out import read_held_out
+    from upcycle.models.loading import load_tokenizer
 
     (row,) = read_held_out([text], load_tokenizer(source), 64, 4096).rows
     return row.ids.tolist()

@@ -7,12 +7,8 @@ from transformers import GenerationConfig
 
 from tests.tiny import byte_tokenizer, tiny_model
 from upcycle.errors import EvaluationError
-from upcycle.evaluation.generation import (
-    continuation,
-    first_divergence,
-    greedy_tokens,
-    repetition,
-)
+from upcycle.evaluation.continuations import continuation, first_divergence, repetition
+from upcycle.models.generation import greedy_tokens
 
 TOKENIZER = byte_tokenizer()
 TOKENS = st.lists(st.integers(1, 256), max_size=12)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from upcycle.export.interpreter.prepare import EVALUATIONS
+from upcycle.interpreter.prepare import EVALUATIONS
 
 _NUMBERS = (0, 1, -1, 2, 3, 7, 63, 64, 65, -64, -65, 1000, 10**6, 2**31 - 1, -(2**31))
 _SIZES = (0, 1, 2, 3, 63, 64, 65, 10**6, 10**12)

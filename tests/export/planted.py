@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upcycle.export.graph import Graph, read_graph
-from upcycle.export.lints.run import lint_graph
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
+from upcycle.program.graph import Graph
+from upcycle.program.lints.every import lint_graph
+from upcycle.program.reading import read_graph
 
 GROUPS, HEADS, CONTEXT, HEAD_DIM = 2, 8, 64, 32
 CACHE = (1, GROUPS, CONTEXT, HEAD_DIM)

@@ -14,8 +14,9 @@ from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import OutputError
-from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
-from upcycle.export.graph import METADATA_KEY
+from upcycle.export.bundle import staged_bundle, write_bundle
+from upcycle.program.graph import METADATA_KEY
+from upcycle.program.hashes import bundle_folder
 
 MANIFEST = {
     "source": {"config.json": "x"},

@@ -18,14 +18,14 @@ from upcycle.cli.app import app
 from upcycle.errors import ExportError
 from upcycle.export import loading
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import read_graph
-from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.options import ExportOptions
-from upcycle.export.parity.check import check_export
-from upcycle.export.parity.program import Program
-from upcycle.export.parity.results import ExportCheck
 from upcycle.export.quiet import quiet_coremltools
-from upcycle.export.specification import read_specification
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.parity.check import check_export
+from upcycle.parity.program import Program
+from upcycle.parity.results import ExportCheck
+from upcycle.program.reading import read_graph
+from upcycle.program.specification import read_specification
 
 LAYERS, HEADS, HEAD_DIM, CONTEXT, PREFILL = 2, 8, 8, 64, 16
 TOKENS = 24

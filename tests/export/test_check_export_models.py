@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.export.families import CONTEXT, EXPORTED, exported_checkpoint
-from upcycle.checkpoint.loading import load_model
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
-from upcycle.export.parity.check import check_export, check_program, program_reference
-from upcycle.export.parity.program import Program
+from upcycle.models.loading import load_model
+from upcycle.parity.check import check_export, check_program, program_reference
+from upcycle.parity.program import Program
 
 TOKENS = torch.arange(48) * 7919 % 251
 

@@ -18,18 +18,19 @@ from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.errors import ExportError, OutputError
 from upcycle.export.checks import BrokenExportError, check_chunk
-from upcycle.export.chunks.graph import chunk_paths, read_exported
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.graph import Graph, read_graph
-from upcycle.export.interpreter.prepare import Loaded
-from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.options import ExportOptions
-from upcycle.export.parity.chain import Chain
-from upcycle.export.parity.check import check_export
-from upcycle.export.parity.feeding import Runner
-from upcycle.export.parity.program import Outputs, Program, run_program
 from upcycle.export.program import weights_size
-from upcycle.export.traffic import exported_shape
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.interpreter.prepare import Loaded
+from upcycle.parity.chain import Chain
+from upcycle.parity.check import check_export
+from upcycle.parity.feeding import Runner
+from upcycle.parity.program import Outputs, Program, run_program
+from upcycle.program.bandwidth import exported_shape
+from upcycle.program.chunked import chunk_paths, read_exported
+from upcycle.program.graph import Graph
+from upcycle.program.reading import read_graph
 
 LAYERS, CONTEXT, PREFILL, BUDGET = 4, 64, 8, 140_000
 TABLE = 260 * 64 * 2  # bytes of the tied matrix

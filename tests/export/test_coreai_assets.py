@@ -9,14 +9,15 @@ import pytest
 from tests.conftest import ROOT
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.staging import check_output
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import ExportError
-from upcycle.export.coreai.checking import check_asset
-from upcycle.export.coreai.execution import AssetRunner
 from upcycle.export.coreai.exporting import export_coreai
-from upcycle.export.coreai.reading import Asset, read_program
 from upcycle.export.coreml import ExportResult
 from upcycle.export.options import ExportOptions
+from upcycle.parity.asset import Asset
+from upcycle.parity.asset_check import check_asset
+from upcycle.parity.asset_execution import AssetRunner
+from upcycle.program.coreai import read_program
 
 pytestmark = pytest.mark.slow
 LAYERS, HEADS, GROUPS, HEAD_DIM, CONTEXT = 2, 8, 2, 8, 64

@@ -12,11 +12,11 @@ from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError, OutputError
 from upcycle.export.coreai import exporting, programs
-from upcycle.export.coreai.checking import check_asset
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.loading import load_decoder
 from upcycle.export.masks import additive_mask
 from upcycle.export.options import ExportOptions, check_request
+from upcycle.parity.asset_check import check_asset
 
 CONTEXT = 32
 

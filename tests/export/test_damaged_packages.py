@@ -18,17 +18,18 @@ from upcycle.cli import check_export as _check  # noqa: F401 - registers the com
 from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.errors import ExportError
-from upcycle.export.chunks.graph import chunk_paths, read_exported
-from upcycle.export.coreai.reading import Asset
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import METADATA_KEY, Graph, read_graph
-from upcycle.export.lints.run import lint_graph
-from upcycle.export.noted import noted_manifest, required_manifest
 from upcycle.export.options import ExportOptions
-from upcycle.export.parity.program import Program
 from upcycle.export.quiet import quiet_coremltools
-from upcycle.export.specification import read_specification, write_metadata, write_specification
-from upcycle.export.traffic import alternatives
+from upcycle.parity.asset import Asset
+from upcycle.parity.program import Program
+from upcycle.program.bandwidth import alternatives
+from upcycle.program.chunked import chunk_paths, read_exported
+from upcycle.program.graph import METADATA_KEY, Graph
+from upcycle.program.lints.every import lint_graph
+from upcycle.program.noted import noted_manifest, required_manifest
+from upcycle.program.reading import read_graph
+from upcycle.program.specification import read_specification, write_metadata, write_specification
 
 with quiet_coremltools():
     import coremltools as ct

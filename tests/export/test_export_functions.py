@@ -1,6 +1,7 @@
 """Packages with a second function that prefills, and with a cache outside of the program."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from upcycle.checkpoint.manifest import hash_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.graph import Function, read_graph
 from upcycle.export.options import ExportOptions
 from upcycle.export.program import trace_decoder
-from upcycle.export.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
-from upcycle.export.specification import read_specification
+from upcycle.program.reading import read_graph
+from upcycle.program.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
+from upcycle.program.specification import read_specification
+
+if TYPE_CHECKING:
+    from upcycle.program.graph import Function
 
 LAYERS, GROUPS, HEAD_DIM, CONTEXT, PREFILL = 2, 2, 8, 64, 16
 

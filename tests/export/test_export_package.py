@@ -18,9 +18,9 @@ from upcycle.errors import ExportError, OutputError, UpcycleError
 from upcycle.export.cache import StateCache
 from upcycle.export.checks import BrokenExportError, check_graph
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.graph import read_graph
 from upcycle.export.options import ExportOptions
-from upcycle.export.specification import read_specification
+from upcycle.program.reading import read_graph
+from upcycle.program.specification import read_specification
 
 if TYPE_CHECKING:
     from upcycle.progress import Progress

@@ -12,8 +12,8 @@ from upcycle.cli import graph as _graph  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.errors import OutputError
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph_page import write_page
 from upcycle.export.options import ExportOptions
+from upcycle.program.page import write_page
 
 
 def graph(*arguments: object) -> Result:

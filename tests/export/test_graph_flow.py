@@ -20,11 +20,13 @@ from tests.export.planted import (
 )
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
-from upcycle.export.counting import count_traffic
-from upcycle.export.graph import Function, Operation, TensorType, read_graph
-from upcycle.export.inferred import inferred_shape
 from upcycle.export.options import ExportOptions
-from upcycle.export.traffic import alternatives, attention_shape, exported_shape
+from upcycle.program.bandwidth import alternatives, attention_shape, exported_shape
+from upcycle.program.counting import count_traffic
+from upcycle.program.graph import Function
+from upcycle.program.inferred import inferred_shape
+from upcycle.program.operation import Operation, TensorType
+from upcycle.program.reading import read_graph
 
 CACHED = GROUPS * CONTEXT * HEAD_DIM * 2  # bytes of the keys of one layer
 REPEATED = HEADS * CONTEXT * HEAD_DIM * 2

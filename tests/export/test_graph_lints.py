@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.export.planted import rules
-from upcycle.export.graph import Function, Graph, Operation, TensorType, Weight
-from upcycle.export.lints.package import PACKAGE_LINTS
-from upcycle.export.lints.run import FUNCTION_LINTS, lint_graph
+from upcycle.program.graph import Function, Graph
+from upcycle.program.lints.every import FUNCTION_LINTS, lint_graph
+from upcycle.program.lints.package import PACKAGE_LINTS
+from upcycle.program.operation import Operation, TensorType, Weight
 
 NAMES = [lint.name for lint in (*FUNCTION_LINTS, *PACKAGE_LINTS)]
 

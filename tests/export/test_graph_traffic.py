@@ -12,16 +12,18 @@ from tests.tiny import tiny_checkpoint
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import ExportError
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.counting import count_traffic
-from upcycle.export.graph import Function, Operation, TensorType, Weight, read_graph
 from upcycle.export.options import ExportOptions
-from upcycle.export.traffic import (
+from upcycle.kvcache.counting import parameters_saved
+from upcycle.program.bandwidth import (
     alternatives,
     closed_form_bytes,
     describe_export,
     tokens_per_second,
 )
-from upcycle.kvcache.counting import parameters_saved
+from upcycle.program.counting import count_traffic
+from upcycle.program.graph import Function
+from upcycle.program.operation import Operation, TensorType, Weight
+from upcycle.program.reading import read_graph
 
 MIB = 2**20
 EXAONE = {"num_layers": 30, "num_attention_heads": 32, "head_dims": 128, "context": 4096}
@@ -213,8 +215,8 @@ def test_reading_a_graph_loads_neither_torch_nor_coremltools(
 ) -> None:
     code = f"""
 import sys
-from upcycle.export.graph import read_graph
-from upcycle.export.traffic import alternatives
+from upcycle.program.reading import read_graph
+from upcycle.program.bandwidth import alternatives
 assert alternatives(read_graph({str(exports["qfold"].package)!r}))
 assert not {{"torch", "coremltools", "transformers"}} & sys.modules.keys()
 """

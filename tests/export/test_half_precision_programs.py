@@ -11,12 +11,12 @@ from tests.export.test_residual_in_half_precision import grow, stream_of
 from tests.tiny import tiny_model
 from upcycle.export import loading
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import read_graph
-from upcycle.export.interpreter.prepare import Loaded
-from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.masks import additive_mask
 from upcycle.export.options import ExportOptions
-from upcycle.export.signature import CAUSAL_MASK, DECODE, INPUT_IDS, LOGITS, POSITION
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.interpreter.prepare import Loaded
+from upcycle.program.reading import read_graph
+from upcycle.program.signature import CAUSAL_MASK, DECODE, INPUT_IDS, LOGITS, POSITION
 
 CONTEXT = 32
 TOKENS = torch.arange(3, 19)[None] * 13 % 260

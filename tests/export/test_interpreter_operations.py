@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from upcycle.export.graph import Operation, TensorType
-from upcycle.export.interpreter.arguments import Arguments, Value
-from upcycle.export.interpreter.prepare import EVALUATIONS
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.interpreter.arguments import Arguments, Value
+from upcycle.interpreter.prepare import EVALUATIONS
+from upcycle.program.operation import Operation, TensorType
 
 with quiet_coremltools():
     import coremltools as ct

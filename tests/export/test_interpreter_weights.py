@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upcycle.errors import ExportError
-from upcycle.export.graph import Operation, TensorType, Weight
-from upcycle.export.interpreter.arguments import Arguments
-from upcycle.export.interpreter.compressed import COMPRESSED
-from upcycle.export.interpreter.values import read_weight, unpack
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.interpreter.arguments import Arguments
+from upcycle.interpreter.compressed import COMPRESSED
+from upcycle.interpreter.constants import read_weight, unpack
+from upcycle.program.operation import Operation, TensorType, Weight
 
 with quiet_coremltools():
     import coremltools as ct

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.export.blobs import GrowingFile
-from upcycle.export.graph import read_graph
-from upcycle.export.interpreter.prepare import Loaded
 from upcycle.export.loading import load_decoder
-from upcycle.export.multifunction import join_functions, weight_file
 from upcycle.export.options import ExportOptions
 from upcycle.export.program import convert_decoder
 from upcycle.export.quantize.preparation import prepare_quantization
 from upcycle.export.quiet import quiet_coremltools
-from upcycle.export.specification import read_specification
+from upcycle.interpreter.prepare import Loaded
+from upcycle.program.joining import join_functions, weight_file
+from upcycle.program.reading import read_graph
+from upcycle.program.specification import read_specification
+from upcycle.program.weight_file import GrowingFile
 
 QUERIES = {"main": 1, "prefill": 4}
 

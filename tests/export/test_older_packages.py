@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from upcycle.errors import ExportError
-from upcycle.export.counting import count_traffic
-from upcycle.export.graph import Graph, read_graph
-from upcycle.export.interpreter.prepare import Loaded
-from upcycle.export.interpreter.run import Interpreter
-from upcycle.export.lints.run import lint_graph
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.interpreter.prepare import Loaded
+from upcycle.program.counting import count_traffic
+from upcycle.program.graph import Graph
+from upcycle.program.lints.every import lint_graph
+from upcycle.program.reading import read_graph
 
 with quiet_coremltools():
     import coremltools as ct

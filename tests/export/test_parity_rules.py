@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from upcycle.export.parity.logits import compare_logits, shaky_positions
-from upcycle.export.parity.results import Arithmetic
-from upcycle.export.parity.rules import LIMITS, TYPICAL, rules
+from upcycle.parity.logits import compare_logits, shaky_positions
+from upcycle.parity.results import Arithmetic
+from upcycle.parity.rules import LIMITS, TYPICAL, rules
 
 POSITIONS, VOCABULARY = 20, 50
 

@@ -18,12 +18,13 @@ from upcycle.cli import check_export as _check  # noqa: F401 - registers the com
 from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import Function, Graph, Operation, TensorType
-from upcycle.export.interpreter.failure import ProgramError
-from upcycle.export.interpreter.prepare import Loaded
-from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.options import ExportOptions
-from upcycle.export.specification import read_specification, write_specification
+from upcycle.interpreter.failure import ProgramError
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.interpreter.prepare import Loaded
+from upcycle.program.graph import Function, Graph
+from upcycle.program.operation import Operation, TensorType
+from upcycle.program.specification import read_specification, write_specification
 
 CONTEXT = 32
 
@@ -111,7 +112,7 @@ def test_a_write_beyond_the_end_of_the_cache_fails_the_check(source: Path, copy:
 
 def constant_value(number: int) -> Any:
     """A MIL value of one int32."""
-    from upcycle.export.specification import _model_message
+    from upcycle.program.specification import _model_message
 
     program = type(_model_message().mlProgram)()
     value = program.functions["f"].block_specializations["b"].operations.add().attributes["v"]

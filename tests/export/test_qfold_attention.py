@@ -14,7 +14,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.attention import (
+from upcycle.models.qfold import (
     QFOLD,
     REPEAT_KV,
     Segments,

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD, REPEAT_KV, register_qfold
 from upcycle.export.decoder import DecoderShape, decoder_shape
-from upcycle.export.host_cache import HostCache, past_mask
 from upcycle.export.masks import additive_mask
 from upcycle.export.norms import guard_norms
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.rotary import tabulate_rotary
-from upcycle.export.signature import MASKED
+from upcycle.models.qfold import QFOLD, REPEAT_KV, register_qfold
+from upcycle.program.host_cache import HostCache, past_mask
+from upcycle.program.signature import MASKED
 
 CONTEXT = 32
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}

@@ -8,11 +8,11 @@ import torch
 
 from tests.tiny import tiny_checkpoint, tiny_model
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import read_graph
-from upcycle.export.host_cache import HostCache
-from upcycle.export.interpreter.prepare import Loaded
-from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.options import ExportOptions
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.interpreter.prepare import Loaded
+from upcycle.program.host_cache import HostCache
+from upcycle.program.reading import read_graph
 
 CONTEXT, PREFILL = 32, 8
 SETTINGS = {

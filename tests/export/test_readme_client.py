@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import read_graph
-from upcycle.export.interpreter.prepare import Loaded
-from upcycle.export.interpreter.run import Interpreter
 from upcycle.export.options import ExportOptions
+from upcycle.interpreter.interpreter import Interpreter
+from upcycle.interpreter.prepare import Loaded
+from upcycle.program.reading import read_graph
 
 CONTEXT = 64
 

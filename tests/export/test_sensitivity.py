@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import tiny_checkpoint, tiny_model
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.data.documents import packaged_text
 from upcycle.errors import DataError, ExportError
 from upcycle.export.quantize.dequantise import (
@@ -22,6 +20,8 @@ from upcycle.export.quantize.preparation import prepare_quantization
 from upcycle.export.quantize.schemes import PRESETS, Scheme
 from upcycle.export.quantize.weights import Weight, assign, find_weights, untie
 from upcycle.export.sensitivity import divergence, log_probabilities, measure_sensitivity
+from upcycle.models.calibration_text import calibration_rows
+from upcycle.models.loading import load_model
 
 if TYPE_CHECKING:
     from upcycle.progress import Progress

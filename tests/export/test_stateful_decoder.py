@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny import CLASSIC, tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.attention import register_qfold
 from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.masks import additive_mask, mask_windows
@@ -19,7 +18,8 @@ from upcycle.export.norms import guard_norms
 from upcycle.export.options import IMPLEMENTATIONS
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
-from upcycle.export.signature import MASKED
+from upcycle.models.qfold import register_qfold
+from upcycle.program.signature import MASKED
 
 CONTEXT = 32
 TOKENS = torch.randint(0, 260, (1, 24), generator=torch.Generator().manual_seed(1))

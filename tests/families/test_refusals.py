@@ -18,7 +18,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tests.tiny import BASE
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import FamilyError
 from upcycle.families import FAMILIES, shape_of
 from upcycle.families.refused import REFUSALS, refusal

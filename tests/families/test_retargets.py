@@ -18,11 +18,11 @@ from tests.families.retarget_sources import (
     view_of,
 )
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.loading import load_model, model_of
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError, PlanError
 from upcycle.families.retargets.rules import RETARGETS, target_config
 from upcycle.families.retargets.view import RetargetedCheckpoint, on_disk, retargeted
+from upcycle.models.loading import load_model, model_of
 
 LENGTH = 40
 

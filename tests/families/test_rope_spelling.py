@@ -9,9 +9,9 @@ import torch
 from transformers import AutoConfig
 
 from tests.families.retarget_sources import SOURCES, source_checkpoint, view_of
-from upcycle.checkpoint.loading import model_of
 from upcycle.families import FAMILIES
 from upcycle.families.rope_spelling import missing_rope_keys, older_rope_keys
+from upcycle.models.loading import model_of
 
 LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 77.0}
 YARN = {

@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tests.regress.folders import get_config, load, logits, set_config
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import FamilyError
 from upcycle.families import FAMILIES, family_of
 from upcycle.families.refused import REFUSALS

@@ -23,6 +23,7 @@ from tests.kvcache.published import DEEPSEEK_V2
 from upcycle.attention import AttentionShape, Rope, valid_kv_heads
 from upcycle.errors import CheckpointError, PlanError, UpcycleError
 from upcycle.families import shape_of
+from upcycle.families.latent import Latent
 from upcycle.kvcache.counting import (
     attention_core_macs,
     count_attention,
@@ -32,7 +33,6 @@ from upcycle.kvcache.counting import (
     kv_projection_parameters,
     parameters_saved,
 )
-from upcycle.kvcache.latent import Latent
 from upcycle.kvcache.layout import CacheLayout
 
 small = st.integers(1, 4)

@@ -12,9 +12,9 @@ from transformers import AutoConfig, DynamicCache
 from tests.tiny import BASE, FAMILIES, tiny_model
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import FamilyError
+from upcycle.families.windows import _CLASSES
 from upcycle.kvcache.counting import kv_cache_elements
 from upcycle.kvcache.layout import CacheLayout, cache_layout
-from upcycle.kvcache.windows import _CLASSES
 
 ON = {
     "num_hidden_layers": 12,

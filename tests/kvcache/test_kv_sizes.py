@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upcycle.byte_sizes import parse_bytes
 from upcycle.errors import UpcycleError
-from upcycle.kvcache.sizes import parse_bytes
 
 
 @pytest.mark.parametrize(

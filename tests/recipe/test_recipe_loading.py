@@ -186,12 +186,14 @@ def test_there_is_no_such_recipe(tmp_path: Path) -> None:
 
 
 PYTHON_RECIPE = """
-from upcycle.recipe.schema import ConvertRecipe, EvaluateRecipe, Recipe
+from upcycle.options.convert import ConvertOptions
+from upcycle.options.evaluate import EvaluateOptions
+from upcycle.recipe.schema import Recipe
 
 def recipe():
     return Recipe(
-        source="./model", output="out", convert=ConvertRecipe(kv_heads=2),
-        evaluate=EvaluateRecipe(text=("a.txt",), prompts=("x",)),
+        source="./model", output="out", convert=ConvertOptions(kv_heads=2),
+        evaluate=EvaluateOptions(text=("a.txt",), prompts=("x",)),
     )
 """
 

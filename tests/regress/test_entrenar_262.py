@@ -11,7 +11,7 @@ import torch
 from tests.regress.folders import load, logits
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 GEMMA = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
 

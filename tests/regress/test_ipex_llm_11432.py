@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.regress.folders import set_config
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import UpcycleError
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"

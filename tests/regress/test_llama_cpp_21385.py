@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.regress.folders import load, logits
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 NAME = "model.layers.0.self_attn.k_proj.bias"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 from upcycle.planning import plan
 

@@ -21,7 +21,7 @@ from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.json_edit import remove_top_level
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli.app import COMMANDS, app
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import FamilyError, StrictError, UpcycleWarning
 from upcycle.planning import plan

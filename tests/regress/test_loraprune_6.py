@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.families import shape_of
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 NAME = "model.layers.0.self_attn.k_proj.weight"
 

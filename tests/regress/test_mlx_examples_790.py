@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 NAME = "model.layers.0.self_attn.qkv_proj.weight"
 

@@ -17,7 +17,7 @@ import pytest
 from tests import stops
 from tests.tiny import add_older_keys, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 NOTHING = "nothing half-written is kept"
@@ -93,7 +93,7 @@ shards.ShardWork._note = slow
 
 
 def test_a_conversion_that_wrote_nothing_yet(source: Path, tmp_path: Path) -> None:
-    setup = after("upcycle.conversion.run", "plan")
+    setup = after("upcycle.conversion.convert", "plan")
     line = check(tmp_path, setup, "convert", source, tmp_path / "out", "--kv-heads", 2)
     assert line == f"stopped by SIGTERM; {NOTHING}\n"
     assert not (tmp_path / ".out.partial").exists()
@@ -114,7 +114,7 @@ def test_an_evaluation(source: Path, tmp_path: Path, moment: str) -> None:
 
 
 def test_a_sweep(source: Path, tmp_path: Path) -> None:
-    setup = after("upcycle.evaluation.drift", "convert")
+    setup = after("upcycle.pipeline.sweep", "convert")
     arguments = ("--kv-heads", 2, "--max-tokens", 200, "--sequence-length", 64)
     check(tmp_path, setup, "sweep", source, *arguments, number=signal.SIGINT)
 
@@ -170,7 +170,7 @@ def test_commands_that_write_nothing(source: Path, tmp_path: Path, command: str)
     places = {
         "inspect": "import upcycle.kvcache.inspection as m\nm.inspect_checkpoint = reached",
         "plan": "import upcycle.planning as m\nm.plan = reached",
-        "predict": after("upcycle.checkpoint.loading", "class_config"),
+        "predict": after("upcycle.models.loading", "class_config"),
         "verify": "import upcycle.conversion.verify as m\nm.verify = reached",
         "doctor": "import upcycle.pipeline.preflight as m\nm._versions = reached",
         "capacity": "import upcycle.cli.app as m\nm.import_module = reached",

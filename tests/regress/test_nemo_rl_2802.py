@@ -11,7 +11,7 @@ import torch
 
 from tests.regress.folders import load, logits, pooled
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 QUERY_ROWS = 64
 

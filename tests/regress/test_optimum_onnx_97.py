@@ -9,7 +9,7 @@ import pytest
 
 from tests.regress.folders import load
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.export.decoder import StatefulDecoder, decoder_shape
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tests.regress.folders import load, logits
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import PlanError
 from upcycle.kvcache.layout import attention_kind
 

@@ -14,8 +14,8 @@ from tests.tiny import tiny_checkpoint
 from tests.training.runs import tiny_run
 from upcycle.checkpoint.staging import scratch_folder, staged, write_file
 from upcycle.cli.app import app
+from upcycle.conversion.convert import convert
 from upcycle.conversion.layer_store import LayerStore
-from upcycle.conversion.run import convert
 
 
 @pytest.fixture(params=[0o022, 0o027], ids=["umask 022", "umask 027"])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import tiny_run
-from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.data.ledger import Document
 from upcycle.data.packing import IGNORED, pack
 from upcycle.data.tokens import tokenise_documents
 from upcycle.errors import DataError
+from upcycle.models.loading import load_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 
 

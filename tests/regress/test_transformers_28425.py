@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from tests.regress.folders import IDS, load
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.kvcache.counting import kv_cache_bytes
 
 

@@ -7,7 +7,7 @@ SYSTRAN/faster-whisper#464.
 from pathlib import Path
 
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 FILES = {
     "tokenizer.model": bytes(range(256)),

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.regress.folders import get_config, load, logits
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 
 def test_the_output_is_a_plain_checkpoint(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from tests.regress.folders import load, logits, pooled
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 KV_HEADS = 2
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.regress.folders import get_config, set_config
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import FamilyError
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.regress.folders import get_config
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])

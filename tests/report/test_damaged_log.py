@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.report.example import document
+from upcycle.pages.formatting import MISSING
 from upcycle.report.build import read_training_log
-from upcycle.report.formatting import MISSING
 from upcycle.report.render import HTML_NAME, JSON_NAME, MARKDOWN_NAME, write_report
 from upcycle.training.log import RunLog, read_log
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from upcycle.report import formatting as fmt
+from upcycle.pages import formatting as fmt
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.report.example import document
 from tests.tiny import tiny_checkpoint
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.report.render import render_html
 
 HEADING = "What merging left behind, by layer"

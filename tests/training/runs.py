@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.tiny import tiny_checkpoint
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.options.train import TrainOptions
 from upcycle.training.loop import uptrain
 from upcycle.training.result import TrainResult
 
@@ -23,7 +23,7 @@ class TinyRun:
     teacher: Path
     text: Path
 
-    def recipe(self, **changes: Any) -> TrainRecipe:
+    def recipe(self, **changes: Any) -> TrainOptions:
         settings: dict[str, Any] = {
             "data": {"sources": [{"path": self.text}]},
             "sequence_length": 16,
@@ -37,7 +37,7 @@ class TinyRun:
             "evaluate_every": 3,
         }
         settings.update(changes)
-        return TrainRecipe.model_validate(settings)
+        return TrainOptions.model_validate(settings)
 
     def train(
         self, name: str = "out", *, work: str | None = None, watch: Any = None, **changes: Any

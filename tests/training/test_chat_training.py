@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import TinyRun, tiny_run
-from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.data.packing import IGNORED
 from upcycle.errors import DataError, UpcycleWarning
+from upcycle.models.loading import load_tokenizer
 from upcycle.training.facts import check_text, training_rows
 from upcycle.training.log import read_log
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.options.train import TrainOptions
 from upcycle.training.schedule import learning_rate
 
 
-def recipe(**changes: Any) -> TrainRecipe:
-    return TrainRecipe.model_validate(
+def recipe(**changes: Any) -> TrainOptions:
+    return TrainOptions.model_validate(
         {
             "data": {"sources": [{"path": Path("x")}]},
             "sequence_length": 8,

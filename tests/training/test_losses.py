@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from upcycle.data.packing import IGNORED
-from upcycle.training import losses
-from upcycle.training.losses import loss_sums
+from upcycle.models import losses
+from upcycle.models.losses import loss_sums
 
 
 def example(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ import xxhash
 
 from upcycle.errors import CheckpointError
 from upcycle.utf8 import shown, strict, to_json
+from upcycle.version import __version__
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
@@ -54,8 +55,6 @@ def write_manifest(
 
 def versions(libraries: Iterable[str]) -> dict[str, str]:
     """The versions of this package, of Python and of some libraries."""
-    from upcycle import __version__
-
     return {
         "upcycle": __version__,
         "python": platform.python_version(),

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from upcycle.byte_sizes import parse_bytes
 from upcycle.kvcache.deployment import BATCHED_TOKENS, BATCHED_TOKENS_LARGE
-from upcycle.kvcache.sizes import parse_bytes
 from upcycle.planning import Plan
 
 Source = Annotated[str, typer.Argument(help="A checkpoint folder, Hub cache snapshot or Hub id.")]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from upcycle.byte_sizes import parse_bytes
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import check_place
 from upcycle.cli.arguments import BatchedTokens, HtmlFile, KvDtype
@@ -21,9 +22,8 @@ from upcycle.kvcache.layout import cache_layout, config_of
 from upcycle.kvcache.lengths import parse_lengths
 from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import recommend
-from upcycle.kvcache.sizes import parse_bytes
 from upcycle.kvcache.weights import Weights, bytes_by_dtype, weights_of
-from upcycle.report.capacity import milliseconds, name_of, window_lines, write_capacity_page
+from upcycle.report.capacity_page import milliseconds, name_of, window_lines, write_capacity_page
 
 
 @command(

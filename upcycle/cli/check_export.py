@@ -11,8 +11,8 @@ from upcycle.cli.console import Console, Outcome, command
 from upcycle.errors import ExportError
 
 if TYPE_CHECKING:
-    from upcycle.export.parity.logits import Difference
-    from upcycle.export.parity.results import Arithmetic, ExportCheck
+    from upcycle.parity.logits import Difference
+    from upcycle.parity.results import Arithmetic, ExportCheck
 
 _EPILOG = "Example: upcycle check-export out model.mlpackage --text prose.txt"
 
@@ -44,9 +44,9 @@ def check_export_command(
 
     It shows what the program means, not what a device makes of it.
     """
-    from upcycle.export.coreai.checking import check_asset
     from upcycle.export.coreai.exporting import SUFFIX
-    from upcycle.export.parity.check import check_export
+    from upcycle.parity.asset_check import check_asset
+    from upcycle.parity.check import check_export
 
     limits: dict[str, Any] = {"text": text or (), "tokens": tokens, "max_kl": max_kl}
     if package.suffix == SUFFIX and against is not None:

@@ -7,7 +7,7 @@ from upcycle.cli.console import Console
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from upcycle.conversion.checks import Check
+    from upcycle.checks import Check
 
 
 def print_checks(console: Console, checks: "Iterable[Check]") -> None:

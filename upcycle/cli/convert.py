@@ -76,7 +76,7 @@ def convert_command(
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
     from upcycle.checkpoint.staging import staging_folder
-    from upcycle.conversion.run import convert
+    from upcycle.conversion.convert import convert
 
     def how_to_go_on() -> str:
         if not staging_folder(output).exists():

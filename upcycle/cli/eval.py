@@ -54,8 +54,8 @@ def eval_command(
     """Compare models with their source: likelihood, KL, agreement, cache, continuations."""
     from upcycle.checkpoint.reader import resolve
     from upcycle.checkpoint.staging import check_output, staged
+    from upcycle.options.evaluate import EvaluateOptions
     from upcycle.recipe.loading import load_recipe
-    from upcycle.recipe.schema import EvaluateRecipe
     from upcycle.report.build import build_report
     from upcycle.report.render import HTML_NAME, write_report
 
@@ -66,7 +66,7 @@ def eval_command(
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
     }
-    settings = (loaded.evaluate if loaded else EvaluateRecipe()).model_copy(
+    settings = (loaded.evaluate if loaded else EvaluateOptions()).model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
     inputs = [*map(Path, (source, *candidates)), *settings.text]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from upcycle.byte_sizes import parse_bytes
 from upcycle.cli.arguments import Calibration, Overwrite, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError
-from upcycle.kvcache.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from upcycle.export.quantize.preparation import Prepared

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from upcycle.byte_sizes import parse_bytes
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError, UpcycleError
-from upcycle.kvcache.sizes import parse_bytes
 
 _BANDWIDTH = "55900MB/s"
 
@@ -53,7 +53,7 @@ def graph_command(
 ) -> Outcome:
     """Count operations, copies of K and V, and the bytes that a token moves; lint the program."""
     from upcycle.checkpoint.staging import check_place
-    from upcycle.export.inspection import describe_package
+    from upcycle.program.description import describe_package
 
     options: dict[str, Any] = {"bandwidth": _parse_bandwidth(bandwidth)}
     if bandwidth != _BANDWIDTH:
@@ -80,7 +80,7 @@ def graph_command(
     _show_findings(console, document["findings"])
     _show_comparison(console, document)
     if html is not None:
-        from upcycle.export.graph_page import write_page
+        from upcycle.program.page import write_page
 
         write_page(document, html)
         console.print(f"wrote {html}")

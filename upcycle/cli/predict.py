@@ -25,7 +25,7 @@ def predict_command(
     Reads the weights, one layer at a time.
     """
     from upcycle.conversion.predict import predict
-    from upcycle.recipe.schema import BUILTIN
+    from upcycle.options.base import BUILTIN
 
     texts = calibration or [BUILTIN]
     with console.progress() as watch:

@@ -43,7 +43,7 @@ def run_command(
 
     from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
-    from upcycle.pipeline.running import join
+    from upcycle.pipeline.runner import join
     from upcycle.training.team import team
 
     crew = team()

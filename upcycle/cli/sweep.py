@@ -23,7 +23,7 @@ from upcycle.errors import PlanError
 from upcycle.kvcache.cache_dtype import cache_dtype
 
 if TYPE_CHECKING:
-    from upcycle.evaluation.drift import DriftSweep
+    from upcycle.pipeline.sweep import DriftSweep
 
 
 @command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")
@@ -63,7 +63,7 @@ def sweep_command(
     if html is not None:
         check_place(html, [Path(source), *(text or ()), *map(Path, calibration or ())])
 
-    from upcycle.evaluation.drift import sweep_kv_heads
+    from upcycle.pipeline.sweep import sweep_kv_heads
 
     with console.progress() as watch:
         sweep = sweep_kv_heads(
@@ -83,7 +83,7 @@ def sweep_command(
         )
     document = _document(source, cached, sweep)
     if html is not None:
-        from upcycle.report.sweep import write_sweep_page
+        from upcycle.report.sweep_page import write_sweep_page
 
         write_sweep_page(document, html)
     _show(console, document)
@@ -108,7 +108,7 @@ def _document(source: str, kv_dtype: str, sweep: "DriftSweep") -> dict[str, Any]
 
 
 def _show(console: Console, document: dict[str, Any]) -> None:
-    from upcycle.report.sweep import DRIFT_NOTE, identical_line, layer_rows, overview_rows
+    from upcycle.report.sweep_page import DRIFT_NOTE, identical_line, layer_rows, overview_rows
 
     text = document["text"]
     kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])

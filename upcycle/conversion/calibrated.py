@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration import advance_counting
 from upcycle.conversion.layer_stream import LayerStream, ResidentLayer
-from upcycle.conversion.observed_attention import AttentionCall, observed
+from upcycle.conversion.moments import advance_counting
 from upcycle.conversion.refine import Lesson, Refinement, Run, refine
 from upcycle.errors import FamilyError
 from upcycle.families import Role, family_in
@@ -24,6 +23,7 @@ from upcycle.heads.methods import MergeRequest, MergeSteps, get_method
 from upcycle.heads.moments import LayerMoments
 from upcycle.heads.permute import permute_kv_heads
 from upcycle.heads.residuals import LayerResiduals, Residual
+from upcycle.models.observed_attention import AttentionCall, observed
 from upcycle.planning import Plan
 from upcycle.progress import Progress, Watcher, ignore
 

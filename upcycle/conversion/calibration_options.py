@@ -5,16 +5,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upcycle.checkpoint.loading import choose_device
 from upcycle.checkpoint.manifest import hash_path
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.layer_store import LayerStore
-from upcycle.data.documents import packaged_text
 from upcycle.errors import PlanError
 from upcycle.heads.methods import get_method
+from upcycle.models.calibration_text import calibration_rows, path_of
+from upcycle.models.loading import choose_device
 from upcycle.planning import Plan
 from upcycle.progress import Watcher
-from upcycle.recipe.schema import BUILTIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 CALIBRATION_TOKENS = 32_768
 _SEQUENCE_LENGTH = 512
 GROUPINGS = ("contiguous", "search")
-
-
-def path_of(text: str | Path) -> Path:
-    """The file or folder that a calibration text names; "builtin" is the package's own."""
-    return packaged_text("calibration") if str(text) == BUILTIN else Path(text)
 
 
 @dataclass(frozen=True)
@@ -120,8 +114,6 @@ class Calibration:
         """
         if not self.texts or todo.num_key_value_heads >= todo.source_shape.num_key_value_heads:
             return None
-        from upcycle.conversion.calibration_text import calibration_rows
-
         return calibration_rows(
             checkpoint,
             self.texts,

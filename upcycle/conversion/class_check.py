@@ -4,13 +4,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upcycle.checkpoint.class_fit import ClassFit, Known, PendingFit, class_fit, class_fit_beside
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.remote_code import AUTO_MAP, code_notice, model_code, remote_code_refusal
 from upcycle.errors import CheckpointError, StrictError, warn
 from upcycle.families import family_in
 from upcycle.families.extra_attention import extra_attention
 from upcycle.families.retargets.view import on_disk, retargeted
+from upcycle.models.class_fit import ClassFit, Known, PendingFit, class_fit, class_fit_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,9 @@ from transformers.core_model_loading import (
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 
-from upcycle.checkpoint.loading import class_config, quiet
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
+from upcycle.models.loading import class_config, quiet
 
 
 class EmptyModel:

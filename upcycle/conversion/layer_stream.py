@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.attention import AttentionWeights
-from upcycle.checkpoint.loading import choose_device
 from upcycle.checkpoint.nonfinite import count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.empty_model import EmptyModel
-from upcycle.conversion.memory import give_back_memory
-from upcycle.conversion.observed_attention import (
+from upcycle.errors import CheckpointError, DataError
+from upcycle.families import Role, family_in
+from upcycle.memory import give_back_memory
+from upcycle.models.loading import choose_device
+from upcycle.models.observed_attention import (
     OBSERVED,
     AttentionCall,
     Observer,
@@ -24,8 +26,6 @@ from upcycle.conversion.observed_attention import (
     observed,
     register_observed_attention,
 )
-from upcycle.errors import CheckpointError, DataError
-from upcycle.families import Role, family_in
 
 _ROWS_AT_ONCE = 4  # bounds the MLP's intermediate activations and the probabilities
 _KEPT_CALLS = 2  # the usual number of rows, and the last one

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.loading import choose_device
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration import calibrate
-from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.conversion.layer_stream import LayerStream
+from upcycle.conversion.moments import calibrate
 from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted
 from upcycle.heads.residuals import LayerResiduals, Residual
+from upcycle.models.calibration_text import calibration_rows
+from upcycle.models.loading import choose_device
 from upcycle.planning import plan
 from upcycle.progress import Watcher, ignore
 

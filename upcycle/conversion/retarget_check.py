@@ -3,8 +3,7 @@
 import torch
 
 from upcycle.checkpoint.headers import TORCH_DTYPES
-from upcycle.checkpoint.loading import class_config, plain_classes
-from upcycle.conversion.checks import Check
+from upcycle.checks import Check
 from upcycle.conversion.whole_model import (
     HIDDEN,
     describe,
@@ -13,6 +12,7 @@ from upcycle.conversion.whole_model import (
     relative_differences,
 )
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
+from upcycle.models.loading import class_config, plain_classes
 
 RETARGETED_LIMIT = 1e-10
 STORED_LIMIT = 16  # units of the stored dtype's precision

@@ -8,8 +8,8 @@ often lack, and knows no class's default special tokens.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.errors import CheckpointError
+from upcycle.models.loading import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion import checks
-from upcycle.conversion.checks import Check
+from upcycle.checks import Check
+from upcycle.conversion import exactness as checks
 from upcycle.conversion.retarget_check import check_retarget
 from upcycle.errors import CheckpointError
 from upcycle.families import shape_of

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from upcycle.checkpoint.loading import classes_of, model_of
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
 from upcycle.families import shape_of
+from upcycle.models.loading import classes_of, model_of
 
 # Beyond this many parameters only the first layers are built: what is checked is done to every
 # layer in the same way.

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import upcycle
 from upcycle.data.jsonl import decode, read_jsonl
 from upcycle.data.ledger import MAX_BAD_SHARE, Document, Ledger
 from upcycle.data.rows import columns_of, document_of
@@ -101,7 +100,7 @@ def packaged_text(name: str) -> Path:
     Raises:
         DataError: there is no text of that name.
     """
-    folder = Path(upcycle.__file__).parent / "texts"
+    folder = Path(__file__).parents[1] / "texts"
     path = folder / f"{name}.jsonl"
     if not path.is_file():
         names = sorted(file.stem for file in folder.glob("*.jsonl"))

@@ -9,22 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upcycle.checkpoint.loading import choose_device, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.ledger import MAX_BAD_SHARE
 from upcycle.data.windows import EvalRow
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
 from upcycle.evaluation.cache_size import kv_cache_of
-from upcycle.evaluation.generation import continuation, greedy_tokens
+from upcycle.evaluation.continuations import continuation
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.evaluation.margins import check_margins, judge
-from upcycle.evaluation.models import (
-    check_context,
-    check_same_tokenizer,
-    choose_dtype,
-    labels_of,
-)
 from upcycle.evaluation.results import (
     Comparison,
     Divergence,
@@ -38,8 +31,15 @@ from upcycle.evaluation.scoring import Scores, one_by_one, score_pair, whole_bat
 from upcycle.evaluation.statistics import RESAMPLES, divergence
 from upcycle.evaluation.worst import worst_tokens
 from upcycle.families import shape_of
+from upcycle.models.comparable import (
+    check_context,
+    check_same_tokenizer,
+    choose_dtype,
+)
+from upcycle.models.generation import greedy_tokens
+from upcycle.models.loading import choose_device, load_model, load_tokenizer
 from upcycle.progress import Progress, Watcher, ignore
-from upcycle.utf8 import repaired
+from upcycle.utf8 import repaired, shown
 
 NOISE_WINDOWS = 8
 
@@ -232,3 +232,16 @@ def _model(
 def _perplexity(nats: float, units: int) -> float | None:
     """exp(nats / units), or None where that says nothing any more."""
     return math.exp(nats / units) if nats < 100 * units else None
+
+
+def labels_of(folders: Sequence[Path]) -> list[str]:
+    """A distinct label for the source and each candidate: "source", then the folders' names."""
+    labels = ["source"]
+    for folder in folders:
+        name, turn = shown(folder.resolve().name), 1
+        label = name
+        while label in labels:
+            turn += 1
+            label = f"{name} ({turn})"
+        labels.append(label)
+    return labels

@@ -11,6 +11,7 @@ from upcycle.checkpoint.files import chunks_of
 from upcycle.checkpoint.manifest import hash_folder, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, sync_tree, writing
+from upcycle.program.hashes import bundle_folder
 
 TOKENIZER_FILE = "tokenizer.json"
 _TEMPLATE, _TEMPLATE_AS_JSON = "chat_template.jinja", "chat_template.json"
@@ -20,11 +21,6 @@ _COPIED = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
     "tokenizer.model", _TEMPLATE, _TEMPLATE_AS_JSON,
 )  # fmt: skip
-
-
-def bundle_folder(package: Path) -> Path:
-    """The folder beside `model.mlpackage`: `model-tokenizer`."""
-    return package.with_name(f"{package.stem}-tokenizer")
 
 
 @contextmanager

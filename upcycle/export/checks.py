@@ -8,7 +8,7 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.graph import Function
+from upcycle.program.graph import Function
 
 _SHARED = 1.02  # all functions of a package weigh at most so much more than one
 

@@ -10,18 +10,20 @@ from typing import Any
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, scratch_folder, staged
 from upcycle.errors import ExportError
-from upcycle.export.bundle import bundle_folder, staged_bundle, write_bundle
-from upcycle.export.chunks.graph import read_exported
+from upcycle.export.bundle import staged_bundle, write_bundle
 from upcycle.export.chunks.parts import Part, chunk_parts
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.graph import Function, read_graph
 from upcycle.export.loading import load_decoder
 from upcycle.export.options import DEFAULTS, ExportOptions, check_request
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
 from upcycle.export.record import hub_name, write_export_manifest
-from upcycle.export.signature import DECODE
+from upcycle.options.base import BUILTIN
+from upcycle.program.chunked import read_exported
+from upcycle.program.graph import Function
+from upcycle.program.hashes import bundle_folder
+from upcycle.program.reading import read_graph
+from upcycle.program.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore
-from upcycle.recipe.schema import BUILTIN
 
 SUFFIX = ".mlpackage"
 _LIBRARIES = ("coremltools", "numpy", "torch", "transformers")

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from upcycle.errors import ExportError
-from upcycle.export.attention import Call, recorded_calls
 from upcycle.export.cache import StateCache
 from upcycle.export.masks import additive_mask, mask_windows, masks_for_model
-from upcycle.export.signature import (
+from upcycle.models.qfold import Call, recorded_calls
+from upcycle.program.signature import (
     INPUT_IDS,
     KEY_CACHE,
     LOGITS,

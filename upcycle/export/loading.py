@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upcycle.checkpoint.loading import load_model, quiet
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
-from upcycle.export.attention import register_qfold
 from upcycle.export.checks import check_agreement
 from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
@@ -22,6 +20,8 @@ from upcycle.export.quantize.weights import is_tied
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.residual import fit_residual
 from upcycle.export.rotary import tabulate_rotary
+from upcycle.models.loading import load_model, quiet
+from upcycle.models.qfold import register_qfold
 
 DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.errors import ExportError
-from upcycle.export.signature import CAUSAL_MASK, MASKED, SLIDING_MASK
+from upcycle.program.signature import CAUSAL_MASK, MASKED, SLIDING_MASK
 
 # transformers' name for the layers that take each mask.
 _LAYER_TYPES = {CAUSAL_MASK: "full_attention", SLIDING_MASK: "sliding_attention"}

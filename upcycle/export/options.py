@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upcycle.errors import ExportError
-from upcycle.export.attention import QFOLD, REPEAT_KV
-from upcycle.export.signature import DECODE, PREFILL
+from upcycle.models.qfold import QFOLD, REPEAT_KV
+from upcycle.program.signature import DECODE, PREFILL
 
 IMPLEMENTATIONS = (QFOLD, REPEAT_KV)
 STATE, READ_ONLY = "state", "read-only"

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
-from upcycle.export.multifunction import join_functions, weight_file
 from upcycle.export.precision import lean_overflow_probe
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
-from upcycle.export.signature import (
+from upcycle.program.joining import join_functions, weight_file
+from upcycle.program.signature import (
     DECODE,
     HIDDEN,
     INPUT_IDS,
@@ -29,7 +29,7 @@ from upcycle.export.signature import (
     Decoder,
     Signature,
 )
-from upcycle.export.specification import write_metadata
+from upcycle.program.specification import write_metadata
 
 # An `MLModel` of one function in, the same with smaller weights out.
 Compress = Callable[[Any], Any]

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upcycle.export.attention import Segments
 from upcycle.export.decoder import CachedDecoder, DecoderShape
-from upcycle.export.host_cache import new_names, past_mask, past_names
 from upcycle.export.masks import additive_mask
-from upcycle.export.signature import Input, Signature
+from upcycle.models.qfold import Segments
+from upcycle.program.host_cache import new_names, past_mask, past_names
+from upcycle.program.signature import Input, Signature
 
 
 class ReadOnlyDecoder(CachedDecoder):
     """A decoder that takes the past's K and V of each layer and gives the new tokens'.
 
-    Its model needs an attention of `upcycle.export.attention`.
+    Its model needs an attention of `upcycle.models.qfold`.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from typing import Any
 from upcycle.checkpoint.manifest import hash_file, write_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.noted import STAGE
 from upcycle.export.options import ExportOptions
+from upcycle.program.noted import STAGE
 
 # Where swift-transformers looks for the Hub id of the tokenizer; a folder's name is none.
 HUB_NAME_KEY = "co.huggingface.exporters.name"

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 
 from upcycle.export.coreml import ExportResult
-from upcycle.export.graph import METADATA_KEY, Graph
-from upcycle.export.lints.run import lint_graph
 from upcycle.export.options import STATE
-from upcycle.export.signature import DECODE
+from upcycle.program.graph import METADATA_KEY, Graph
+from upcycle.program.lints.every import lint_graph
+from upcycle.program.signature import DECODE
 
 # Lints whose findings an export tells at once; `graph` shows all of them.
 _TOLD = ("head-size", "palette-states", "state-size")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from upcycle.attention import AttentionShape
 from upcycle.errors import UpcycleError
-from upcycle.kvcache.latent import Latent
+from upcycle.families.latent import Latent
 from upcycle.kvcache.layout import (
     AttentionKind,
     CacheLayout,

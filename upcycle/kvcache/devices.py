@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from upcycle.byte_sizes import parse_bytes
 from upcycle.errors import UpcycleError
-from upcycle.kvcache.sizes import parse_bytes
 
 _DATA = Path(__file__).with_suffix(".json")
 

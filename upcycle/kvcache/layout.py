@@ -11,10 +11,10 @@ from upcycle.attention import AttentionShape
 from upcycle.checkpoint.files import read_json_object
 from upcycle.checkpoint.reader import read_config, resolve_config
 from upcycle.families import family_of, shape_of
+from upcycle.families.latent import Latent, is_latent, latent_attention
 from upcycle.families.retargets.rules import target_config
-from upcycle.kvcache.latent import Latent, is_latent, latent_attention
-from upcycle.kvcache.states import state_elements
-from upcycle.kvcache.windows import attends_in_chunks, attention_windows
+from upcycle.families.states import state_elements
+from upcycle.families.windows import attends_in_chunks, attention_windows
 from upcycle.planning import check_kv_heads
 
 AttentionKind = Literal["MHA", "GQA", "MQA", "MLA"]

@@ -9,9 +9,9 @@ from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import family_in
 from upcycle.families.implied import shape_in
+from upcycle.families.latent import is_latent
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
-from upcycle.kvcache.latent import is_latent
 from upcycle.planning import plan, planned_sizes
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from upcycle.checkpoint.lineage import CONVERT, differences, mapping
 from upcycle.conversion.calibration_options import Calibration
-from upcycle.recipe.schema import ConvertRecipe
+from upcycle.options.convert import ConvertOptions
 
 
-def option_changes(manifest: Mapping[str, Any], section: ConvertRecipe) -> list[str]:
+def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list[str]:
     """What the section says otherwise than the options that a folder was made by.
 
     Options that a recipe has no key for are free.

@@ -10,6 +10,7 @@ from upcycle.checkpoint.lineage import differences, mapping, other_files
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.errors import CheckpointError
 from upcycle.progress import Watcher
+from upcycle.version import __version__
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,6 @@ def manifest_changes(
     manifest: Mapping[str, Any], *, source: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[str]:
     """How inputs, options and the version differ from those of a manifest."""
-    from upcycle import __version__
-
     was = {**mapping(manifest.get("source")), **mapping(manifest.get("options"))}
     version = mapping(manifest.get("versions")).get("upcycle")
     return [

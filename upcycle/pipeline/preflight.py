@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
-from upcycle.checkpoint.loading import class_config, load_model, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.data.documents import packaged_text, read_documents
 from upcycle.errors import UpcycleError
+from upcycle.models.loading import class_config, load_model, load_tokenizer
 from upcycle.pipeline.request import request_checks
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe

@@ -6,19 +6,20 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from upcycle.checkpoint.loading import check_causal_lm, class_config, load_tokenizer
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.class_check import check_class
-from upcycle.conversion.run import check_request
-from upcycle.evaluation.generation import prompt_tokens
+from upcycle.conversion.convert import check_request
 from upcycle.evaluation.held_out import read_held_out
-from upcycle.evaluation.models import check_context
 from upcycle.export import options as export_options
 from upcycle.export.coreml import SUFFIX
 from upcycle.export.quantize.loading import load_quantization
+from upcycle.models.comparable import check_context
+from upcycle.models.generation import prompt_tokens
+from upcycle.models.loading import check_causal_lm, class_config, load_tokenizer
+from upcycle.options.export import ExportRecipe
 from upcycle.pipeline.layout import Layout, check_inputs
 from upcycle.pipeline.training import check_teacher
-from upcycle.recipe.schema import ExportRecipe, Recipe
+from upcycle.recipe.schema import Recipe
 from upcycle.training.facts import check_text
 from upcycle.training.launch import check_launch
 from upcycle.training.models import check_trainable

@@ -13,20 +13,21 @@ from upcycle.checkpoint.lineage import differences, mapping
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, hash_folder, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import staged
-from upcycle.conversion.calibration_options import path_of
-from upcycle.conversion.run import convert
+from upcycle.conversion.convert import convert
 from upcycle.errors import warn
 from upcycle.export import options as export_options
-from upcycle.export.bundle import bundle_folder
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.families import shape_of
+from upcycle.models.calibration_text import path_of
+from upcycle.options.export import ExportRecipe
 from upcycle.pipeline import training
 from upcycle.pipeline.contents import Contents
 from upcycle.pipeline.conversion import option_changes
 from upcycle.pipeline.layout import Layout
 from upcycle.pipeline.outputs import Stage, file_damage, manifest_changes
+from upcycle.program.hashes import bundle_folder
 from upcycle.progress import Watcher
-from upcycle.recipe.schema import ExportRecipe, Recipe
+from upcycle.recipe.schema import Recipe
 from upcycle.report.build import LOADED_SUFFIXES, build_report
 from upcycle.report.render import write_report
 from upcycle.training.facts import weight_hashes
@@ -282,7 +283,7 @@ def _report_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         labels = [model["label"] for model in comparison["models"]]
         export = None
         if recipe.export is not None:
-            from upcycle.export.traffic import describe_export
+            from upcycle.program.bandwidth import describe_export
 
             export = describe_export(shape_of(Checkpoint.open(run.source).config), layout.package)
         document = build_report(

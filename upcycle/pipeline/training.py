@@ -18,17 +18,18 @@ from upcycle.checkpoint.lineage import (
     origin_of,
     other_files,
 )
-from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
 from upcycle.errors import TrainingError
-from upcycle.evaluation.models import check_same_tokenizer
 from upcycle.families import shape_of
+from upcycle.models.comparable import check_same_tokenizer
+from upcycle.models.loading import load_tokenizer
+from upcycle.options.train import TrainOptions
 from upcycle.pipeline.conversion import is_conversion, option_changes
 from upcycle.pipeline.layout import Layout
 from upcycle.progress import Watcher, ignore
 from upcycle.recipe.commands import convert_command
-from upcycle.recipe.schema import Recipe, TrainRecipe
+from upcycle.recipe.schema import Recipe
 from upcycle.training.facts import (
     row_facts,
     run_settings,
@@ -231,7 +232,7 @@ def made_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def run_changes(
     facts: Mapping[str, Any],
-    recipe: TrainRecipe,
+    recipe: TrainOptions,
     *,
     converted: Path,
     student: Mapping[str, str] | None,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upcycle.recipe.schema import ConvertRecipe, Recipe
+from upcycle.options.convert import ConvertOptions
+from upcycle.recipe.schema import Recipe
 
 CONVERTED = "converted"  # the folder below a recipe's output
 
@@ -19,9 +20,9 @@ def convert_command(recipe: Recipe, *, overwrite: bool = False) -> str:
     return shlex.join([*words, *(["--overwrite"] if overwrite else [])])
 
 
-def _given(section: ConvertRecipe) -> Mapping[str, Any]:
+def _given(section: ConvertOptions) -> Mapping[str, Any]:
     """The options that differ from the command's own, which are the section's."""
-    defaults = {name: field.default for name, field in ConvertRecipe.model_fields.items()}
+    defaults = {name: field.default for name, field in ConvertOptions.model_fields.items()}
     return {
         name: value for name, value in section if name != "kv_heads" and value != defaults[name]
     }

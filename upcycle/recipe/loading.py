@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from upcycle.checkpoint.hub import is_hub_id
 from upcycle.errors import RecipeError, UpcycleError
+from upcycle.options.base import BUILTIN
 from upcycle.recipe.problems import problems_of
-from upcycle.recipe.schema import BUILTIN, Recipe
+from upcycle.recipe.schema import Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
 from upcycle.utf8 import shown
 

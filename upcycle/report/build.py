@@ -17,6 +17,7 @@ from upcycle.report.schema import (
     TrainingPoint,
 )
 from upcycle.training.log import logged_number, read_log
+from upcycle.version import __version__
 
 MOST_POINTS = 400
 # What loading reads. Other files, such as a second copy in another format, may be huge.
@@ -41,8 +42,6 @@ def build_report(
         training_log: `training/log.jsonl` of the uptraining run.
         export: `describe_export()`; may be set later in the document and rendered again.
     """
-    from upcycle import __version__
-
     provenance = [
         _provenance(model["label"], folders[model["label"]]) for model in comparison["models"]
     ]

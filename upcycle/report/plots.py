@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from upcycle.report.formatting import binary_bytes
+from upcycle.pages.formatting import binary_bytes
 from upcycle.report.schema import Training
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from upcycle.checkpoint.staging import write_file
-from upcycle.report import formatting, summary
-from upcycle.report.formatting import pictured
+from upcycle.pages import formatting
+from upcycle.pages.formatting import pictured
+from upcycle.report import summary
 from upcycle.report.schema import ReportDocument
 from upcycle.utf8 import strict, to_json
 

@@ -73,4 +73,4 @@ class ReportDocument(TypedDict):
     training: Training | None
     """The uptraining run; None where no log was given."""
     export: dict[str, Any] | None
-    """`upcycle.export.traffic.describe_export()`; None before an export."""
+    """`upcycle.program.bandwidth.describe_export()`; None before an export."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from upcycle.report import formatting as fmt
+from upcycle.pages import formatting as fmt
 
 Values = Mapping[str, Any]
 MARGIN_NAMES = {

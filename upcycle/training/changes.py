@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from upcycle.errors import TrainingError
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.options.train import TrainOptions
 from upcycle.training.facts import FREE_KEYS
 from upcycle.training.schedule import learning_rate
 from upcycle.training.state import FoundState
@@ -123,7 +123,7 @@ def _way_out(keys: set[str]) -> str:
     return f"restore what changed, or go on with it: --resume {allowing}"
 
 
-def change_notes(found: FoundState, recipe: TrainRecipe, changes: Collection[Change]) -> list[str]:
+def change_notes(found: FoundState, recipe: TrainOptions, changes: Collection[Change]) -> list[str]:
     """What a changed run does otherwise; the rate too, a function of the step and the recipe."""
     notes = [f"changed: {change}" for change in changes]
     step, facts = found.step, found.facts

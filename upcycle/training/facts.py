@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.lineage import is_vocabulary
-from upcycle.checkpoint.loading import load_tokenizer
 from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import tokenise_files
@@ -13,7 +12,8 @@ from upcycle.data.ledger import Ledger
 from upcycle.data.packing import IGNORED, PackedRows, pack
 from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
-from upcycle.recipe.schema import DataRecipe, TrainRecipe
+from upcycle.models.loading import load_tokenizer
+from upcycle.options.train import DataOptions, TrainOptions
 from upcycle.utf8 import shown
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 _DOCUMENTS = 20  # of every source, read at least before a run
 
 
-def training_rows(tokenizer_folder: Path, recipe: TrainRecipe) -> tuple[PackedRows, PackedRows]:
+def training_rows(tokenizer_folder: Path, recipe: TrainOptions) -> tuple[PackedRows, PackedRows]:
     """Packed rows to train on, and the last few (about 2 %), which are held out from it.
 
     Raises:
@@ -64,7 +64,7 @@ def target_share(targets: int, tokens: int) -> str:
     return f"{targets:,} of {tokens:,} tokens ({targets / tokens:.1%}) are targets"
 
 
-def check_text(tokenizer_folder: Path, recipe: TrainRecipe) -> str:
+def check_text(tokenizer_folder: Path, recipe: TrainOptions) -> str:
     """Refuse text that no run could train on, reading little more of it than that takes.
 
     Returns:
@@ -107,7 +107,7 @@ def num_targets(tokens: Tokens) -> int:
 def _tokens(
     sources: list[Path],
     tokenizer: "PreTrainedTokenizerBase",
-    data: DataRecipe,
+    data: DataOptions,
     ledger: Ledger | None = None,
 ) -> Iterator[Tokens]:
     return tokenise_files(
@@ -124,7 +124,7 @@ def _held_out(num_rows: int) -> int:
     return min(_MOST_HELD_OUT_ROWS, max(1, num_rows // _HELD_OUT_SHARE))
 
 
-def _check_batch(num_rows: int, num_held_out: int, recipe: TrainRecipe) -> None:
+def _check_batch(num_rows: int, num_held_out: int, recipe: TrainOptions) -> None:
     if num_rows - num_held_out < recipe.batch_size:
         raise DataError(
             f"too little text: {num_rows} rows of {recipe.sequence_length} tokens, of which "
@@ -135,7 +135,7 @@ def _check_batch(num_rows: int, num_held_out: int, recipe: TrainRecipe) -> None:
 
 
 def run_facts(
-    recipe: TrainRecipe, student: Checkpoint, teacher: Checkpoint, rows: PackedRows
+    recipe: TrainOptions, student: Checkpoint, teacher: Checkpoint, rows: PackedRows
 ) -> dict[str, Any]:
     """Content hashes and options that make two runs the same run, as plain JSON values.
 
@@ -150,7 +150,7 @@ def run_facts(
     }
 
 
-def run_settings(recipe: TrainRecipe) -> dict[str, Any]:
+def run_settings(recipe: TrainOptions) -> dict[str, Any]:
     """The part of `run_facts` that the recipe says by itself."""
     settings = recipe.model_dump(mode="json", exclude={"data", "teacher", *FREE_KEYS})
     settings["steps"] = recipe.num_steps
@@ -163,7 +163,7 @@ def run_settings(recipe: TrainRecipe) -> dict[str, Any]:
 
 def setting_keys() -> set[str]:
     """The keys that `run_settings` may have; older runs may have had others."""
-    return {*TrainRecipe.model_fields, "assistant_only"} - {"teacher", *FREE_KEYS}
+    return {*TrainOptions.model_fields, "assistant_only"} - {"teacher", *FREE_KEYS}
 
 
 def row_facts(rows: PackedRows) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def row_facts(rows: PackedRows) -> dict[str, Any]:
     return {"count": len(rows), "hash": rows.content_hash()}
 
 
-def text_facts(recipe: TrainRecipe, tokenizer_folder: Path) -> dict[str, Any]:
+def text_facts(recipe: TrainOptions, tokenizer_folder: Path) -> dict[str, Any]:
     """What rows are made of, apart from the settings: the same text makes the same rows.
 
     Other text may, too, so that only the rows decide whether a run is the same.

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 
 from upcycle.errors import TrainingError
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.options.train import TrainOptions
 from upcycle.training.team import missing_address, world_size
 
 _YES = {"1", "true", "yes", "y", "t", "on"}
@@ -23,7 +23,7 @@ _SHARDED = {
 }
 
 
-def check_launch(recipe: TrainRecipe, environment: Mapping[str, str] = os.environ) -> str:
+def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.environ) -> str:
     """Refuse what is asked for and would not be done.
 
     Returns:
@@ -98,7 +98,7 @@ def check_launch(recipe: TrainRecipe, environment: Mapping[str, str] = os.enviro
     return f"{world} process{'es' if world > 1 else ''}, in {recipe.precision}"
 
 
-def _check_precision(recipe: TrainRecipe, asked: str) -> None:
+def _check_precision(recipe: TrainOptions, asked: str) -> None:
     """`accelerate launch` says "no" where nothing was asked for, so that "no" asks for nothing."""
     if asked in _NOTHING or asked == recipe.precision:
         return

@@ -13,14 +13,14 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
 from upcycle import stopping
 from upcycle.checkpoint.files import check_files
-from upcycle.checkpoint.loading import check_causal_lm, class_config, load_model
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, locked, writing
 from upcycle.data.packing import IGNORED, PackedRows
 from upcycle.errors import TrainingError
-from upcycle.evaluation.models import check_context
+from upcycle.models.comparable import check_context
+from upcycle.models.loading import check_causal_lm, class_config, load_model
+from upcycle.options.train import TrainOptions
 from upcycle.progress import Progress, Watcher, ignore
-from upcycle.recipe.schema import TrainRecipe
 from upcycle.training.changes import Change, change_notes, changes_since, check_allowed
 from upcycle.training.facts import run_facts, target_share, training_rows
 from upcycle.training.isolation import check_isolation
@@ -54,7 +54,7 @@ _WRITING_TIME = timedelta(hours=6)
 def uptrain(
     student: Path,
     teacher: Path,
-    recipe: TrainRecipe,
+    recipe: TrainOptions,
     output: Path,
     work: Path,
     *,
@@ -154,7 +154,7 @@ class _Run:
         accelerator: Accelerator,
         checkpoint: Checkpoint,
         source: Checkpoint,
-        recipe: TrainRecipe,
+        recipe: TrainOptions,
         work: Path,
         rows: PackedRows,
         held_out: PackedRows,

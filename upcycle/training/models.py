@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from upcycle.checkpoint.meta_loading import model_without_data
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.packing import PackedRows
 from upcycle.errors import TrainingError
 from upcycle.families import family_of
 from upcycle.families.retargets.view import retargeted
+from upcycle.models.meta_loading import model_without_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

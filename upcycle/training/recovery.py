@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from upcycle.errors import TrainingError
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.options.train import TrainOptions
 from upcycle.training.log import LOG_NAME, read_log
 from upcycle.training.state import state_folders, step_of
 
@@ -51,7 +51,7 @@ def diverged(
     step: int,
     rows: Sequence[int],
     work: Path,
-    recipe: TrainRecipe,
+    recipe: TrainOptions,
     command: Sequence[str],
 ) -> TrainingError:
     """The error of a run that computes no numbers any more, with a command that goes on from it.

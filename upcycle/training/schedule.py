@@ -2,14 +2,14 @@
 
 import math
 
-from upcycle.recipe.schema import TrainRecipe
+from upcycle.options.train import TrainOptions
 
 # The last fifth of a warm-up-stable-decay run cools down by 1 - sqrt(progress)
 # (Hägele et al. 2024, arXiv:2405.18392, section 4).
 _COOLDOWN_SHARE = 0.2
 
 
-def learning_rate(step: int, recipe: TrainRecipe) -> float:
+def learning_rate(step: int, recipe: TrainOptions) -> float:
     """The rate of optimiser step `step`, counted from 0.
 
     It rises linearly to the peak during the warm-up and reaches zero one step after the last,

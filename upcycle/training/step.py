@@ -13,8 +13,8 @@ from torch import nn
 from upcycle.data.order import batch_rows, micro_batch
 from upcycle.data.packing import IGNORED, PackedRows
 from upcycle.errors import TrainingError
-from upcycle.recipe.schema import TrainRecipe
-from upcycle.training.losses import LossSums, loss_sums
+from upcycle.models.losses import LossSums, loss_sums
+from upcycle.options.train import TrainOptions
 from upcycle.training.models import parameter_groups
 from upcycle.training.schedule import learning_rate
 
@@ -76,7 +76,7 @@ class Trainer:
         teacher: "PreTrainedModel",
         trainable: Mapping[str, nn.Parameter],
         rows: PackedRows,
-        recipe: TrainRecipe,
+        recipe: TrainOptions,
     ) -> None:
         self._accelerator = accelerator
         self._recipe = recipe
@@ -213,7 +213,7 @@ def _num_targets(batch: Mapping[str, torch.Tensor]) -> int:
     return int((batch["labels"][:, 1:] != IGNORED).sum())
 
 
-def _micro_steps(recipe: TrainRecipe, world: int) -> int:
+def _micro_steps(recipe: TrainOptions, world: int) -> int:
     at_once = recipe.micro_batch_size * world
     if recipe.batch_size % at_once:
         raise TrainingError(

@@ -4,8 +4,9 @@ import pytest
 
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
-from upcycle.export.graph import Graph, read_graph
 from upcycle.export.options import ExportOptions
+from upcycle.program.graph import Graph
+from upcycle.program.reading import read_graph
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ and V given out instead.
 """
 
 from tests.export.planted import rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 def test_states_are_noted_and_the_read_only_form_has_no_write(

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from tests.export.planted import CACHE, SliceWrite, hidden, plant, position, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class ThreeStates(SliceWrite):

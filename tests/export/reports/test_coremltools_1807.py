@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.export.planted import rules
-from upcycle.export.graph import Function, Graph, Operation, TensorType, Weight
+from upcycle.program.graph import Function, Graph
+from upcycle.program.operation import Operation, TensorType, Weight
 
 
 @pytest.mark.parametrize(

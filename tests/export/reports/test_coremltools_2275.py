@@ -9,8 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from tests.export.planted import CACHE, Attention, hidden, plant, position, rules
-from upcycle.export.graph import Graph, read_graph
-from upcycle.export.specification import read_specification
+from upcycle.program.graph import Graph
+from upcycle.program.reading import read_graph
+from upcycle.program.specification import read_specification
 
 
 class Transposed(Attention):

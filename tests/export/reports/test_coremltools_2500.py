@@ -6,9 +6,9 @@
 from pathlib import Path
 
 from tests.export.planted import CACHE, SliceWrite, hidden, plant, position, rules
-from upcycle.export.graph import Graph
-from upcycle.export.inspection import describe_package
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.program.description import describe_package
+from upcycle.program.graph import Graph
 
 
 def test_a_flexible_input_is_warned_of_and_its_bytes_are_not_invented(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.export.planted import plant, rules
-from upcycle.export.counting import count_traffic
-from upcycle.export.graph import read_graph
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.program.counting import count_traffic
+from upcycle.program.reading import read_graph
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tests.export.planted import CACHE, Attention, hidden, plant, position
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Contiguous(Attention):

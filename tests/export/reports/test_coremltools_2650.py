@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.export.planted import plant, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Batched(torch.nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.export.planted import plant, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Returned(nn.Module):

@@ -14,8 +14,10 @@ from tests.export.planted import rules
 from tests.tiny import tiny_checkpoint
 from upcycle.cli import export as _export  # noqa: F401 - registers the command
 from upcycle.cli.app import app
-from upcycle.export.graph import Function, Graph, Operation, TensorType, read_graph
-from upcycle.export.lints.run import lint_graph
+from upcycle.program.graph import Function, Graph
+from upcycle.program.lints.every import lint_graph
+from upcycle.program.operation import Operation, TensorType
+from upcycle.program.reading import read_graph
 
 VERSION = "com.github.apple.coremltools.version"
 

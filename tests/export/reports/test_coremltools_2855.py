@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.export.planted import CACHE, HEAD_DIM, HEADS, plant
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Grouped(torch.nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.export.planted import HEAD_DIM, HEADS, plant, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Fused(torch.nn.Module):

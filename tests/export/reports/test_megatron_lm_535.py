@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.export.planted import plant, position, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Rotary(nn.Module):

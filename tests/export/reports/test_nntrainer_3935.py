@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.export.planted import plant, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class Norm(nn.Module):

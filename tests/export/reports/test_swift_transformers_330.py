@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.export.planted import CONTEXT, Attention, hidden, plant, rules
-from upcycle.export.graph import Graph
+from upcycle.program.graph import Graph
 
 
 class TwoMasks(Attention):

@@ -17,11 +17,11 @@ from upcycle.export.checks import check_agreement
 from upcycle.export.chunks.anatomy import Anatomy
 from upcycle.export.chunks.sizes import share_layers, stored_sizes
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.host_cache import new_names, past_names
 from upcycle.export.masks import masks_of_layers
 from upcycle.export.options import ExportOptions
 from upcycle.export.quantize.preparation import Prepared
-from upcycle.export.signature import HIDDEN, INPUT_IDS, LOGITS, NEW_HIDDEN, Input, Signature
+from upcycle.program.host_cache import new_names, past_names
+from upcycle.program.signature import HIDDEN, INPUT_IDS, LOGITS, NEW_HIDDEN, Input, Signature
 
 _COMPARED = 8  # tokens
 _TOLERANCE = 1e-4  # of the range of the logits

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.utf8_names import under_utf8_name
-from upcycle.export.attention import REPEAT_KV
 from upcycle.export.checks import check_chunk, check_graph
 from upcycle.export.chunks.decoders import cut_decoder
-from upcycle.export.chunks.graph import chunk_name
 from upcycle.export.chunks.sizes import prepared_for
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.graph import METADATA_KEY, read_graph
 from upcycle.export.options import STATE, ExportOptions
 from upcycle.export.program import save_package, weights_size
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
+from upcycle.models.qfold import REPEAT_KV
+from upcycle.program.chunked import chunk_name
+from upcycle.program.graph import METADATA_KEY
+from upcycle.program.reading import read_graph
 from upcycle.utf8 import shown, to_json
 
 

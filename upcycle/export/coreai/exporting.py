@@ -9,14 +9,15 @@ from torch import nn
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, check_room, staged_entry
 from upcycle.errors import ExportError
-from upcycle.export.attention import REPEAT_KV
 from upcycle.export.checks import check_graph
 from upcycle.export.coreai.programs import DTYPES, convert_program, require_coreai
-from upcycle.export.coreai.reading import Asset
 from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
 from upcycle.export.options import DEFAULTS, STATE, ExportOptions, check_request
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
+from upcycle.models.qfold import REPEAT_KV
+from upcycle.program.coreai import read_program
+from upcycle.program.noted import check_program
 from upcycle.progress import Progress, Watcher, ignore
 
 SUFFIX = ".aimodel"
@@ -79,10 +80,12 @@ def export_coreai(
             target={"target": "coreai", "dtype": dtype},
         )
         step("checking")
-        graphs = Asset.read(asset).graph.functions
-        for graph in graphs.values():
+        graph = read_program(asset)
+        check_program(graph, manifest, str(output))
+        graphs = graph.functions
+        for function in graphs.values():
             check_graph(
-                graph,
+                function,
                 shape,
                 repeated=options.attention == REPEAT_KV,
                 states=options.kv_cache == STATE,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.errors import ExportError
-from upcycle.export.signature import Decoder
+from upcycle.program.signature import Decoder
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from upcycle.checkpoint.loading import load_model
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration_text import calibration_rows
 from upcycle.errors import ExportError
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise_model
@@ -30,8 +28,10 @@ from upcycle.export.sensitivity import (
     log_probabilities,
     measure_sensitivity,
 )
+from upcycle.models.calibration_text import calibration_rows
+from upcycle.models.loading import load_model
+from upcycle.options.base import BUILTIN
 from upcycle.progress import Watcher, ignore
-from upcycle.recipe.schema import BUILTIN
 
 _TOKENS = 512
 _SEQUENCE_LENGTH = 256

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from upcycle.recipe.schema import NonNegative, Positive, Section
+from upcycle.options.base import NonNegative, Positive, Section
 
 Role = Literal["ffn", "attention", "lm_head", "embedding"]
 _BITS = {"palette": (4, 6, 8), "linear": (4, 8)}

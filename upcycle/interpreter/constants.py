@@ -1,0 +1,117 @@
+"""Constants of a program as torch tensors: mapped from the weight file, or from the program."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from upcycle.errors import ExportError
+from upcycle.program.operation import TensorType, Weight
+
+# What each of MIL's types is kept as; torch has little arithmetic of unsigned integers.
+TORCH_TYPES = {
+    "bool": torch.bool,
+    "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "float32": torch.float32, "float64": torch.float64,
+    "int4": torch.int8, "int8": torch.int8, "int16": torch.int16,
+    "int32": torch.int32, "int64": torch.int64,
+    "uint1": torch.uint8, "uint2": torch.uint8, "uint3": torch.uint8, "uint4": torch.uint8,
+    "uint6": torch.uint8, "uint8": torch.uint8,
+    "uint16": torch.int32, "uint32": torch.int64,
+}  # fmt: skip
+_RECORD = np.dtype(
+    [("mark", "<u4"), ("kind", "<u4"), ("nbytes", "<u8"), ("offset", "<u8"), ("padding", "<u8")]
+)
+_MARK = 0xDEADBEEF
+_UNSIGNED = {"uint16": np.uint16, "uint32": np.uint32}
+_UNPACKED_AT_ONCE = 1 << 20
+
+
+def read_weight(weight: Weight, tensor_type: TensorType) -> Tensor:
+    """A constant of a weight file. Whole elements stay in the file, mapped into memory.
+
+    Raises:
+        ExportError: the file is missing or shorter than the program says, or the type is unknown.
+    """
+    where, dtype = f"{weight.file}, offset {weight.offset}", tensor_type.dtype
+    shape = _known_shape(tensor_type, where)
+    if not weight.file.is_file():
+        raise ExportError("the weight file is missing", where=where, fix=_REMAKE)
+    start = _begin(weight, tensor_type, where)
+    # Copy-on-write: torch refuses memory that is not writable.
+    stored = np.memmap(weight.file, np.uint8, "c", start, (tensor_type.nbytes,))
+    if dtype not in TORCH_TYPES:
+        raise ExportError(f"a constant has the type {dtype}", where=where, fix=_REMAKE)
+    if tensor_type.bits < 8:
+        return torch.from_numpy(unpack(stored, dtype, math.prod(shape))).reshape(shape)
+    if dtype in _UNSIGNED:
+        whole = stored.view(_UNSIGNED[dtype]).astype(np.int64)
+        return torch.from_numpy(whole).to(TORCH_TYPES[dtype]).reshape(shape)
+    return torch.from_numpy(stored).view(TORCH_TYPES[dtype]).reshape(shape)
+
+
+def literal_tensor(values: Sequence[float], tensor_type: TensorType, name: str) -> Tensor:
+    """A constant that lies in the program itself.
+
+    Raises:
+        ExportError: it has a type that cannot be read.
+    """
+    shape = _known_shape(tensor_type, name)
+    if tensor_type.dtype not in TORCH_TYPES or len(values) != math.prod(shape):
+        raise ExportError(
+            f"a constant of type {tensor_type.dtype} cannot be read", where=name, fix=_REMAKE
+        )
+    return torch.tensor(values, dtype=TORCH_TYPES[tensor_type.dtype]).reshape(shape)
+
+
+def unpack(stored: NDArray[np.uint8], dtype: str, count: int) -> NDArray[np.uint8 | np.int8]:
+    """Elements of 1, 2, 3, 4 or 6 bits, packed from the lowest bit of each byte on.
+
+    Args:
+        stored: the bytes.
+        dtype: int4 or uint1 .. uint6.
+        count: number of elements.
+    """
+    bits = int(dtype.lstrip("uint"))
+    whole = math.lcm(bits, 8) // 8  # bytes that hold a whole number of elements
+    found = np.empty(-(-stored.size // whole) * whole * 8 // bits, np.uint8)
+    shifts = np.arange(0, whole * 8, bits, dtype=np.uint32)
+    step = _UNPACKED_AT_ONCE * whole
+    for start in range(0, stored.size, step):
+        part = stored[start : start + step]
+        part = np.pad(part, (0, -part.size % whole)).reshape(-1, whole).astype(np.uint32)
+        words = (part << np.arange(0, whole * 8, 8, dtype=np.uint32)).sum(1, dtype=np.uint32)
+        elements = (words[:, None] >> shifts) & np.uint32(2**bits - 1)
+        first = start * 8 // bits
+        found[first : first + elements.size] = elements.reshape(-1)
+    found = found[:count]
+    if dtype.startswith("u"):
+        return found
+    return ((found ^ (1 << (bits - 1))).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+
+
+def _begin(weight: Weight, tensor_type: TensorType, where: str) -> int:
+    """Where a constant's data begin, as the record before them says."""
+    with weight.file.open("rb") as file:
+        file.seek(weight.offset)
+        header = file.read(_RECORD.itemsize)
+    record = np.frombuffer(header, _RECORD)[0] if len(header) == _RECORD.itemsize else None
+    if record is None or record["mark"] != _MARK or record["nbytes"] < tensor_type.nbytes:
+        raise ExportError("the weight file does not hold this constant", where=where, fix=_REMAKE)
+    begin = int(record["offset"])
+    if begin + tensor_type.nbytes > weight.file.stat().st_size:
+        raise ExportError("the weight file is cut off", where=where, fix=_REMAKE)
+    return begin
+
+
+def _known_shape(tensor_type: TensorType, where: str) -> tuple[int, ...]:
+    sizes = tuple(size for size in tensor_type.shape if size is not None)
+    if len(sizes) < len(tensor_type.shape):
+        raise ExportError("a constant has a dynamic shape", where=where, fix=_REMAKE)
+    return sizes
+
+
+_REMAKE = "make the package again"

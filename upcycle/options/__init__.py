@@ -1,0 +1,1 @@
+"""What can be asked of each stage: one frozen model each, read by recipes, command line and API."""

@@ -1,0 +1,263 @@
+"""How far each number of KV heads moves a model's outputs, without training, beside what it saves.
+
+Drift is no loss of quality: uptraining heals most of it, and two models of one quality may be far
+apart. It ranks choices and finds the layer where a conversion begins to hurt.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checkpoint.staging import scratch_folder
+from upcycle.conversion.calibration_options import CALIBRATION_TOKENS
+from upcycle.conversion.convert import check_request, convert
+from upcycle.errors import EvaluationError
+from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
+from upcycle.evaluation.held_out import read_held_out
+from upcycle.evaluation.results import Text
+from upcycle.families.implied import shape_in
+from upcycle.families.retargets.view import retargeted
+from upcycle.kvcache.counting import AttentionCounts, count_attention
+from upcycle.kvcache.recommendation import nothing_to_merge
+from upcycle.models.comparable import check_context, choose_dtype
+from upcycle.models.loading import choose_device, load_model, load_tokenizer
+from upcycle.progress import Progress, Watcher, ignore
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one kind of output moved over all tokens of the text.
+
+    Attributes:
+        identical: whether not one bit differs.
+        max_absolute: the largest difference.
+        max_relative: the same relative to the source's largest magnitude.
+        rms_relative: the root mean square of the difference relative to that of the source.
+    """
+
+    identical: bool
+    max_absolute: float
+    max_relative: float
+    rms_relative: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The model with one number of KV heads.
+
+    Attributes:
+        counts: what its attention costs, at the length of the windows.
+        weight_bytes: of all weights that the conversion wrote.
+        logits: how far the logits moved.
+        layers: the same of the hidden state after each layer; the last is after the final norm.
+    """
+
+    counts: AttentionCounts
+    weight_bytes: int
+    logits: Difference
+    layers: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class DriftSweep:
+    """Every number of KV heads that was asked for.
+
+    Attributes:
+        num_key_value_heads: of the source.
+        attention_layers: layers with attention.
+        head_dim: channels of a key head.
+        value_head_dim: channels of a value head.
+        nothing_to_merge: why there are no fewer KV heads to have, if so.
+        method: how groups became one head.
+        device: where the models ran.
+        dtype: of weights and arithmetic.
+        text: what they read.
+        choices: most heads first.
+    """
+
+    num_key_value_heads: int
+    attention_layers: int
+    head_dim: int
+    value_head_dim: int
+    nothing_to_merge: str | None
+    method: str
+    device: str
+    dtype: str
+    text: Text
+    choices: tuple[Drift, ...]
+
+
+def sweep_kv_heads(
+    source: str | Path,
+    *,
+    kv_heads: Sequence[int] = (),
+    text: Sequence[Path] = (),
+    max_tokens: int = 4096,
+    sequence_length: int = 512,
+    method: str | None = None,
+    calibration: Sequence[str | Path] = (),
+    calibration_tokens: int = CALIBRATION_TOKENS,
+    seed: int = 0,
+    drop_extra_attention: bool = False,
+    device: str = "auto",
+    dtype: str = "float32",
+    watch: Watcher = ignore,
+) -> DriftSweep:
+    """Convert to each number of KV heads in a temporary folder and compare outputs with the source.
+
+    Args:
+        source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
+        kv_heads: numbers of KV heads; all that the model can be lowered to where empty, its own
+            among them, which shows that nothing but heads moves outputs.
+        text: held-out files; none means the packaged text.
+        max_tokens: tokens to read at most, spread over the documents.
+        sequence_length: tokens per window at most.
+        method: how a group becomes one head, as for `convert`.
+        calibration: text for methods that need it.
+        calibration_tokens: how many tokens of it.
+        seed: for methods that draw.
+        drop_extra_attention: as for `convert`.
+        device: "auto", "cpu", "cuda" or "mps".
+        dtype: of weights and arithmetic.
+        watch: told how many tokens were read.
+
+    Raises:
+        CheckpointError: the source is damaged or contradicts itself.
+        FamilyError: the source has no KV heads that can be merged.
+        PlanError: a number of KV heads, or the method, is not possible.
+        DataError: text that cannot be read.
+        DeviceError: this machine lacks the device.
+        EvaluationError: an unknown dtype, windows that are too long, or outputs that are
+            not finite.
+    """
+    checkpoint = Checkpoint.open(source)
+    shape = shape_in(retargeted(checkpoint))
+    lowered = [g for g in shape.valid_kv_heads if g <= shape.num_key_value_heads]
+    asked = sorted(set(kv_heads or lowered), reverse=True)
+    place, precision = choose_device(device), choose_dtype(dtype)
+    for heads in asked:
+        check_request(
+            checkpoint.folder,
+            kv_heads=heads,
+            method=method,
+            calibration=calibration,
+            seed=seed,
+            drop_extra_attention=drop_extra_attention,
+        )
+    tokenizer = load_tokenizer(checkpoint.folder)
+    held_out = read_held_out(text, tokenizer, sequence_length, max_tokens)
+    reference = load_model(checkpoint.folder, dtype=precision, device=place)
+    check_context(reference.config, sequence_length, checkpoint.folder)
+    size = batch_size_for(reference.config.vocab_size, sequence_length)
+    batches = make_batches(held_out.rows, size)
+    counts = count_attention(checkpoint.config, length=sequence_length)
+    counted = {each.kv_heads: each for each in counts}
+    total, done, used = held_out.text.tokens * len(asked), 0, ""
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        watch(Progress("sweep", done, total, "tokens"))
+
+    choices = []
+    for heads in asked:
+        with scratch_folder() as folder:
+            converted = folder / "converted"
+            result = convert(
+                checkpoint.folder,
+                converted,
+                kv_heads=heads,
+                method=method,
+                calibration=calibration,
+                calibration_tokens=calibration_tokens,
+                seed=seed,
+                drop_extra_attention=drop_extra_attention,
+                device=device,
+            )
+            model = load_model(converted, dtype=precision, device=place)
+            used = result.plan.method
+            logits, layers = _compare(reference, model, batches, count)
+        choices.append(Drift(counted[heads], result.plan.output_bytes, logits, layers))
+    return DriftSweep(
+        num_key_value_heads=shape.num_key_value_heads,
+        attention_layers=shape.num_layers,
+        head_dim=shape.head_dim,
+        value_head_dim=shape.value_head_dim,
+        nothing_to_merge=nothing_to_merge(shape),
+        method=used,
+        device=place,
+        dtype=dtype,
+        text=held_out.text,
+        choices=tuple(choices),
+    )
+
+
+@dataclass
+class _Accumulated:
+    """Sums over the text of one kind of output."""
+
+    identical: bool = True
+    largest: float = 0.0
+    magnitude: float = 0.0
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def add(self, source: Tensor, model: Tensor) -> None:
+        """Take the outputs [T, ...] of both models for one window."""
+        self.identical = self.identical and torch.equal(source, model)
+        source, difference = source.double(), model.double() - source.double()
+        self.largest = max(self.largest, difference.abs().max().item())
+        self.magnitude = max(self.magnitude, source.abs().max().item())
+        for index, values in enumerate((difference, source)):
+            self.squares[index] += values.square().sum().item()
+
+    def result(self) -> Difference:
+        moved, whole = self.squares
+        if not math.isfinite(moved + whole):
+            raise EvaluationError(
+                "outputs are not finite",
+                where="logits or hidden states",
+                fix="use --dtype float32; if it stays, the checkpoint is damaged",
+            )
+        return Difference(
+            identical=self.identical,
+            max_absolute=self.largest,
+            max_relative=self.largest / self.magnitude if self.magnitude else 0.0,
+            rms_relative=math.sqrt(moved / whole) if whole else 0.0,
+        )
+
+
+@torch.inference_mode()
+def _compare(
+    source: Any, model: Any, batches: Sequence[Batch], count: Callable[[int], None]
+) -> tuple[Difference, tuple[Difference, ...]]:
+    """Differences of the logits, and of the hidden state after each layer."""
+    sums: list[_Accumulated] = []
+    for batch in batches:
+        for row in _outputs(source, model, batch):
+            sums = sums or [_Accumulated() for _ in row]
+            for accumulated, (expected, found) in zip(sums, row, strict=True):
+                accumulated.add(expected, found)
+        count(batch.num_scored)
+    logits, *layers = [accumulated.result() for accumulated in sums]
+    return logits, tuple(layers)
+
+
+def _outputs(source: Any, model: Any, batch: Batch) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """For each window the pairs of outputs [T, ...]: of the logits, then after each layer."""
+    found = []
+    for each in (source, model):
+        outputs = each(
+            input_ids=batch.ids.to(each.device), use_cache=False, output_hidden_states=True
+        )
+        found.append([outputs.logits, *outputs.hidden_states[1:]])
+    for row, length in enumerate(batch.lengths):
+        yield [
+            (expected[row, :length], moved[row, :length])
+            for expected, moved in zip(*found, strict=True)
+        ]

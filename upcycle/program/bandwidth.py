@@ -1,0 +1,192 @@
+"""Bytes per token by the closed form, and the decoding speed that a memory bandwidth allows.
+
+Decoding is bound by memory: each token reads every weight and the whole KV cache once. The bound
+compares graphs and models; only a device tells speed.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from upcycle.attention import AttentionShape
+from upcycle.kvcache.counting import parameters_saved
+from upcycle.program.chunked import read_exported
+from upcycle.program.counting import Traffic, count_traffic
+from upcycle.program.graph import Graph
+from upcycle.program.inferred import inferred_shape
+from upcycle.program.noted import noted_manifest, required_manifest
+
+BANDWIDTH = 55_900_000_000  # B/s
+BANDWIDTH_SOURCE = (
+    "fitted to one measurement on a phone: 54.30 tok/s of a 1.2B model that moves 1,030 MB/token"
+)
+_KV_BYTES = 2  # fp16 states
+_WEIGHT_BYTES = 2  # fp16 weights
+
+
+def closed_form_bytes(
+    without_cache: int,
+    *,
+    num_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    head_dims: int,
+    context: int,
+    repeated: bool = False,
+) -> int:
+    """Bytes per token: W + L·g·C·(d+e)·2, and 2·L·H·C·(d+e)·2 more where K and V are repeated.
+
+    A repeated cache is read once at g heads, written at H heads and read at H heads.
+
+    Args:
+        without_cache: W, bytes of all but the cache.
+        num_layers: L.
+        num_attention_heads: H.
+        num_key_value_heads: g.
+        head_dims: d + e, channels of a key and a value head.
+        context: C.
+        repeated: whether `repeat_kv` copies K and V to all query heads. Without groups (g = H)
+            there is nothing to repeat.
+    """
+    per_head = num_layers * context * head_dims * _KV_BYTES
+    cache = num_key_value_heads * per_head
+    copies = 2 * num_attention_heads * per_head if repeated else 0
+    if num_key_value_heads == num_attention_heads:
+        copies = 0
+    return without_cache + cache + copies
+
+
+def tokens_per_second(bytes_per_token: float, bandwidth: float = BANDWIDTH) -> float:
+    """The bound that a memory bandwidth in B/s sets."""
+    return bandwidth / bytes_per_token
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The same model with other KV heads or another attention, by the closed form."""
+
+    name: str
+    num_key_value_heads: int
+    bytes_per_token: int
+
+
+def alternatives(graph: Graph, without_cache: int | None = None) -> list[Alternative]:
+    """What a decode graph of this model would move as MHA, GQA both ways, and MQA.
+
+    The bytes of all but the cache are held at this graph's; an MHA model's K and V projections
+    would add to them. Empty where the attention's shape is unknown or shapes are dynamic.
+
+    Args:
+        graph: of the package.
+        without_cache: W, bytes of all but the cache, instead of what the graph has.
+    """
+    shape = attention_shape(graph)
+    if shape is None or not graph.decode.is_static:
+        return []
+    heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
+    rows = [("MHA", heads, False)]
+    if 1 < groups < heads:
+        rows += [("GQA, repeat-kv", groups, True), ("GQA, Q-fold", groups, False)]
+    rows += [("MQA, repeat-kv", 1, True)] if groups == 1 else []
+    rows += [("MQA, Q-fold", 1, False)]
+    if without_cache is None:
+        without_cache = count_traffic(graph.decode).without_cache
+    return [
+        Alternative(name, kv_heads, _bytes_at(without_cache, shape, kv_heads, repeated))
+        for name, kv_heads, repeated in rows
+    ]
+
+
+def attention_shape(graph: Graph) -> dict[str, int] | None:
+    """L, H, g, d + e and C: as the package's manifest notes them, else as its graph shows them."""
+    noted = exported_shape(graph)
+    if noted is not None:
+        return noted
+    shape = inferred_shape(graph.decode)
+    if shape is None or shape.pop("tokens") != 1:
+        return None
+    return shape
+
+
+def exported_shape(graph: Graph) -> dict[str, int] | None:
+    """L, H, g, d + e and C as `upcycle export` noted them in the package, or None."""
+    manifest = noted_manifest(graph)
+    return None if manifest is None else _shape_in(manifest)
+
+
+def _shape_in(manifest: dict[str, Any]) -> dict[str, int]:
+    decoder = manifest["result"]["decoder"]
+    return {
+        "num_layers": decoder["num_layers"],
+        "num_attention_heads": decoder["num_attention_heads"],
+        "num_key_value_heads": decoder["num_key_value_heads"],
+        "head_dims": decoder["head_dim"] + decoder["value_head_dim"],
+        "context": manifest["options"]["context"],
+    }
+
+
+def describe_export(
+    source_shape: AttentionShape, package: str | Path, bandwidth: float = BANDWIDTH
+) -> dict[str, Any]:
+    """An export's section of the report, for a package of `upcycle export`.
+
+    Args:
+        source_shape: the source's attention, before its heads were merged.
+        package: the `.mlpackage`, or the folder of chunks.
+        bandwidth: B/s.
+
+    Returns:
+        The tiles of the package, its bytes per token as counted, and by the closed form what the
+        source, the merged model with repeat-kv, and the merged model with Q-fold would move.
+
+    Raises:
+        ExportError: the package is damaged, or not one of ours.
+    """
+    graph = read_exported(Path(package))
+    shape = _shape_in(required_manifest(graph, Path(package)))
+    function = graph.decode
+    traffic = count_traffic(function)
+    groups = shape["num_key_value_heads"]
+    rows = {
+        "source": (source_shape.num_key_value_heads, True),
+        "repeat-kv": (groups, True),
+        "qfold": (groups, False),
+    }
+    compared = {
+        name: _bytes_at(traffic.without_cache, shape, kv_heads, repeated)
+        for name, (kv_heads, repeated) in rows.items()
+    }
+    # The source reads its larger K and V projections too, each weight once per token in fp16.
+    compared["source"] += _WEIGHT_BYTES * parameters_saved(source_shape, groups)
+    kv_tiles = [tile for tile in function.tiles if tile.of_kv]
+    return {
+        "context": shape["context"],
+        "operations": function.histogram.total(),
+        "kv_tiles": len(kv_tiles),
+        "kv_tile_bytes": sum(tile.nbytes for tile in kv_tiles),
+        "bytes_per_token": {field.name: getattr(traffic, field.name) for field in fields(Traffic)}
+        | {"total": traffic.total},
+        "compared": {
+            name: {
+                "num_key_value_heads": rows[name][0],
+                "kv_tiles": _num_tiles(shape, *rows[name]),
+                "bytes_per_token": count,
+                "tokens_per_second": tokens_per_second(count, bandwidth),
+            }
+            for name, count in compared.items()
+        },
+        "bandwidth": bandwidth,
+    }
+
+
+def _num_tiles(shape: dict[str, int], num_key_value_heads: int, repeated: bool) -> int:
+    """One of K and one of V in each layer, where there is anything to repeat."""
+    needed = repeated and num_key_value_heads < shape["num_attention_heads"]
+    return 2 * shape["num_layers"] if needed else 0
+
+
+def _bytes_at(
+    without_cache: int, shape: dict[str, int], num_key_value_heads: int, repeated: bool
+) -> int:
+    arguments = shape | {"num_key_value_heads": num_key_value_heads}
+    return closed_form_bytes(without_cache, repeated=repeated, **arguments)

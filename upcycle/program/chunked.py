@@ -1,0 +1,133 @@
+"""The packages of a chunked export, read as the one program that they are together."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from upcycle.errors import ExportError
+from upcycle.program.graph import METADATA_KEY, Function, Graph
+from upcycle.program.noted import STAGE, check_manifest, noted_manifest
+from upcycle.program.operation import Operation
+from upcycle.program.reading import read_graph
+from upcycle.program.signature import HIDDEN, NEW_HIDDEN
+from upcycle.program.specification import reading
+
+_Value = TypeVar("_Value")
+
+
+def chunk_name(number: int) -> str:
+    """The name of a package of a chunked export, the first of which is number 1."""
+    return f"chunk{number}.mlpackage"
+
+
+def numbered(name: str, number: int) -> str:
+    """What a value of a chunk is called among those of all chunks."""
+    return f"{name}_chunk{number}"
+
+
+def chunk_paths(output: Path) -> list[Path]:
+    """The packages of what `upcycle export` made: a package, or a folder of chunks.
+
+    Raises:
+        CheckpointError: the folder's manifest is damaged.
+        ExportError: the same.
+    """
+    manifest = _chunks_manifest(output)
+    if manifest is None:
+        return [output]
+    count = len(manifest["result"]["chunks"])
+    return [output / chunk_name(number) for number in range(1, count + 1)]
+
+
+def _chunks_manifest(output: Path) -> dict[str, Any] | None:
+    """The manifest of a folder of chunks; None of anything else."""
+    with reading(output):
+        manifest = read_manifest(output)
+    if manifest is None or manifest["stage"] != STAGE:
+        return None
+    check_manifest(manifest, str(output / MANIFEST_NAME))
+    return manifest if manifest["result"].get("chunks") else None
+
+
+def read_exported(output: Path) -> Graph:
+    """The graph of a package, or of a folder of chunks as one program.
+
+    In the latter all values but the inputs and outputs are `numbered`, states too.
+
+    Raises:
+        CheckpointError: the folder's manifest is damaged.
+        ExportError: there is no package, or a damaged one, or a chunk is another one.
+    """
+    paths = chunk_paths(output)
+    graphs = [read_graph(path) for path in paths]
+    if paths == [output]:
+        return graphs[0]
+    manifest = _chunks_manifest(output)
+    assert manifest is not None
+    for number, (path, graph) in enumerate(zip(paths, graphs, strict=True), start=1):
+        noted = noted_manifest(graph) or {"result": {}}
+        same = all(noted.get(key) == manifest[key] for key in ("source", "options"))
+        if not same or (noted["result"].get("chunk") or {}).get("number") != number:
+            raise ExportError(
+                f"{path.name} is not chunk {number} of the export that its folder is of",
+                where=str(path),
+                fix="export the checkpoint again",
+            )
+    functions = {
+        name: _join([graph.functions[name] for graph in graphs]) for name in graphs[0].functions
+    }
+    return Graph(functions, {METADATA_KEY: json.dumps(manifest)}, graphs[0].default)
+
+
+def _join(parts: Sequence[Function]) -> Function:
+    """Functions of chunks as one; each takes the hidden states of the one before."""
+    renamed = [_rename(part, number) for number, part in enumerate(parts, start=1)]
+    joined = renamed[0]
+    for part in renamed[1:]:
+        joined = Function(
+            operations=joined.operations + part.operations,
+            types={**joined.types, **part.types},
+            states={**joined.states, **part.states},
+            weights={**joined.weights, **part.weights},
+            inputs=tuple(dict.fromkeys(joined.inputs + part.inputs)),
+            outputs=joined.outputs + part.outputs,
+            literals={**joined.literals, **part.literals},
+            declared={**joined.declared, **part.declared},
+        )
+    return joined
+
+
+def _rename(part: Function, number: int) -> Function:
+    """A chunk's function with names that no other has; its hidden states are no input or output."""
+    inputs = tuple(name for name in part.inputs if name != HIDDEN)
+    outputs = tuple(name for name in part.outputs if name != NEW_HIDDEN)
+
+    def name(old: str) -> str:
+        if old in inputs or old in outputs:
+            return old
+        if old == HIDDEN and old in part.inputs:
+            return numbered(NEW_HIDDEN, number - 1)
+        return numbered(old, number)
+
+    return Function(
+        operations=tuple(_rename_values(op, name) for op in part.operations),
+        types=_rename_keys(part.types, name),
+        states=_rename_keys(part.states, name),
+        weights=_rename_keys(part.weights, name),
+        inputs=inputs,
+        outputs=outputs,
+        literals=_rename_keys(part.literals, name),
+        declared=_rename_keys(part.declared, name),
+    )
+
+
+def _rename_keys(values: Mapping[str, _Value], name: Callable[[str], str]) -> dict[str, _Value]:
+    return {name(old): value for old, value in values.items()}
+
+
+def _rename_values(op: Operation, name: Callable[[str], str]) -> Operation:
+    inputs = {key: tuple(map(name, operands)) for key, operands in op.inputs.items()}
+    return replace(op, inputs=inputs, outputs=tuple(map(name, op.outputs)))
