@@ -151,7 +151,7 @@ def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointErr
             fix=f"rename the tensors into a new folder, and convert that: {_command(where, steps)}",
         )
     layers = _stored_layers(checkpoint, name)
-    if 0 < layers <= _layer_in(name)[1]:
+    if 0 < layers <= layer_in(name)[1]:
         return CheckpointError(
             f"{what}: config.json has more layers than the tensors, which have {layers}",
             where=where,
@@ -199,13 +199,13 @@ def layer_behind(checkpoint: Checkpoint, name: str, total: int) -> CheckpointErr
 
 def _stored_layers(checkpoint: Checkpoint, name: str) -> int:
     """How many layers the tensors have, by the last one's number, beside the layer of a name."""
-    prefix, _ = _layer_in(name)
-    beside = (_layer_in(found) for found in checkpoint.tensors)
+    prefix, _ = layer_in(name)
+    beside = (layer_in(found) for found in checkpoint.tensors)
     return 1 + max((layer for other, layer in beside if prefix and other == prefix), default=-1)
 
 
-def _layer_in(name: str) -> tuple[str, int]:
-    """What stands before the number of a layer, and the number."""
+def layer_in(name: str) -> tuple[str, int]:
+    """What stands before the number of a layer, and the number; "" and -1 where there is none."""
     found = _LAYER.match(name)
     return (found[1], int(found[2])) if found else ("", -1)
 

@@ -13,7 +13,7 @@ from upcycle.families.retargets.view import retargeted
 from upcycle.heads.residuals import LayerResiduals, Residual
 from upcycle.models.calibration_text import calibration_rows
 from upcycle.models.loading import choose_device
-from upcycle.planning import plan
+from upcycle.planning import planned_sizes
 from upcycle.progress import Watcher, ignore
 
 
@@ -91,7 +91,7 @@ def predict(
     place = choose_device(device)
     checkpoint = retargeted(Checkpoint.open(source))
     shape = shape_in(checkpoint)
-    plan(checkpoint, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
+    planned_sizes(checkpoint)  # checks every attention tensor
     choices = [g for g in shape.valid_kv_heads if g < shape.num_key_value_heads]
     if not choices:
         return Prediction(0, (), ())

@@ -8,7 +8,7 @@ describes is none of these.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,18 +84,18 @@ def extra_attention(
     """
     total = family.count(checkpoint.config, "num_hidden_layers")
     decoder = {family.attention_module.format(layer=layer) for layer in range(total)}
-    paths = {path for module in decoder for path in _prefixes(module)}
+    paths = {path for module in decoder for path in prefixes(module)}
     found: list[ExtraAttention] = []
     for module in sorted(_candidates(checkpoint, family, shape) - decoder, key=_natural):
         behind = _behind(family, module, total)
-        predicts = behind is not None or bool(_PREDICTS.search(module))
+        is_next = behind is not None or bool(_PREDICTS.search(module))
         problem = _problem(checkpoint, family, shape, module)
-        if not predicts and _is_another(checkpoint, family, shape, module):
+        if not is_next and _is_another(checkpoint, family, shape, module):
             continue
-        block = next((path for path in [*_prefixes(module), module] if path not in paths), "")
+        block = block_of(module, paths)
         stray = behind is not None and not _is_known(checkpoint, family, behind - total, block)
         layer = total + len(found)
-        found.append(ExtraAttention(layer, module, block, predicts, problem, stray))
+        found.append(ExtraAttention(layer, module, block, is_next, problem, stray))
     return tuple(found)
 
 
@@ -145,6 +145,35 @@ def predicting_layers(family: Family, config: Mapping[str, Any]) -> dict[str, An
         for key in NEXTN_KEYS
         if key in config or family.setting(config, key) is not None
     }
+
+
+def predicts(block: str, names: Iterable[str]) -> bool:
+    """Whether a block predicts further tokens, by its path or by what its tensors are called."""
+    return bool(_PREDICTS.search(block)) or any(
+        _PREDICTOR_PARTS.search(name) or _PREDICTS.search(name) for name in names
+    )
+
+
+def attention_of(name: str) -> str | None:
+    """The path of the attention whose key or value projection a tensor is, in any layout."""
+    match = _OTHER_LAYOUT.search(name)
+    return name[: match.start()] if match else None
+
+
+def block_of(path: str, decoder: Collection[str]) -> str:
+    """The uppermost part of a path that is not among the decoder's; empty where there is none."""
+    return next((part for part in [*prefixes(path), path] if part not in decoder), "")
+
+
+def is_of_tower(config: Mapping[str, Any], module: str) -> bool:
+    """Whether a path is that of a module beside the decoder that has heads of its own."""
+    return is_tower(config, module) or bool(_TOWER.search(module))
+
+
+def prefixes(path: str) -> list[str]:
+    """Every path above this one, the root's first."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _candidates(checkpoint: Checkpoint, family: Family, shape: AttentionShape) -> set[str]:
@@ -199,7 +228,7 @@ def _problem(
 
 def _is_another(checkpoint: Checkpoint, family: Family, shape: AttentionShape, module: str) -> bool:
     """Whether a module that does not predict tokens has heads of its own, which stay."""
-    if is_tower(checkpoint.config, module) or _TOWER.search(module):
+    if is_of_tower(checkpoint.config, module):
         return True
     roles = family.kv_shapes(shape)
     tensors = ((dims, checkpoint.tensors.get(f"{module}.{role}")) for role, dims in roles.items())
@@ -214,11 +243,7 @@ def _is_known(checkpoint: Checkpoint, family: Family, place: int, block: str) ->
     if said and place < max([1, *counts]):
         return True
     prefix = block + "."
-    return any(
-        _PREDICTOR_PARTS.search(name) or _PREDICTS.search(name)
-        for name in checkpoint.tensors
-        if name.startswith(prefix)
-    )
+    return predicts(block, (name for name in checkpoint.tensors if name.startswith(prefix)))
 
 
 def _behind(family: Family, name: str, total: int) -> int | None:
@@ -229,12 +254,6 @@ def _behind(family: Family, name: str, total: int) -> int | None:
 
 def _layer_path(family: Family) -> str:
     return family.attention_module.partition("{layer}")[0] + "{layer}"
-
-
-def _prefixes(path: str) -> list[str]:
-    """Every path above this one, the root's first."""
-    parts = path.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

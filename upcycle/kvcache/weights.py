@@ -12,7 +12,7 @@ from upcycle.families.implied import shape_in
 from upcycle.families.latent import is_latent
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
-from upcycle.planning import plan, planned_sizes
+from upcycle.planning import planned_sizes
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def kv_element_dtype(checkpoint: Checkpoint) -> str:
     view = retargeted(checkpoint)
     family = family_in(view)
     shape = shape_in(view)
-    plan(view, kv_heads=shape.num_key_value_heads)  # checks every attention tensor
+    planned_sizes(view)  # checks every attention tensor
     role = family.projections.kv_weights()[0]
     name = family.tensor_names(shape.attention_layers[0], shape)[role]
     if isinstance(view, RetargetedCheckpoint):

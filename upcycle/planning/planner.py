@@ -24,7 +24,7 @@ from upcycle.families.extra_attention import (
     predicting_layers,
 )
 from upcycle.families.implied import misshapen, shape_in
-from upcycle.families.retargets.view import on_disk, retargeted
+from upcycle.families.retargets.view import left_out_of, on_disk, retargeted
 from upcycle.planning.operations import Operation, OperationPlanner, PlannedShard
 
 
@@ -124,8 +124,7 @@ def plan(
     check_kv_heads(shape, kv_heads)
     target = replace(shape, num_key_value_heads=kv_heads)
     merges = kv_heads != shape.num_key_value_heads
-    if merges:
-        prepared.refuse_problems()
+    prepared.refuse_problems(merges)
     shards = prepared.shards(kv_heads)
     has_index = (checkpoint.folder / INDEX_FILE).is_file()
     if max_shard_size is not None:
@@ -152,7 +151,7 @@ def plan(
         config_removed=(AUTO_MAP,) if AUTO_MAP in checkpoint.config and not kept_code else (),
         extra=tuple(extra for extra in prepared.extra if extra.problem is None),
         dropped=prepared.dropped,
-        dropped_tensors=sum(map(prepared.drops, checkpoint.tensors)),
+        dropped_tensors=sum(map(prepared.drops, on_disk(checkpoint).tensors)),
         peak_bytes=8 * layer_elements if merges else 0,
         warnings=cautions(on_disk(checkpoint), checkpoint.config, kv_heads),
     )
@@ -230,16 +229,19 @@ class _Prepared:
                 shards.append(PlannedShard(header.path.name, header.metadata, operations))
         return tuple(shards)
 
-    def refuse_problems(self) -> None:
+    def refuse_problems(self, merges: bool) -> None:
         """An attention that keeps the old heads would be wrong under the new configuration."""
+        lost = left_out_of(self.checkpoint)
         for extra in self.extra:
-            if extra.problem is not None:
+            if extra in lost or (merges and extra.problem is not None):
                 way_out = "pass --drop-extra-attention to leave it out, or " if extra.block else ""
                 raise CheckpointError(
                     f"{extra.module} is attention outside the decoder's layers that cannot be "
                     f"merged like one of them: {extra.problem}",
                     where=f"{self.checkpoint.folder}, {extra.module}",
-                    fix=f"{way_out}remove its tensors; kept as it is, it would have "
+                    fix=f"{way_out}remove its tensors"
+                    if extra in lost
+                    else f"{way_out}remove its tensors; kept as it is, it would have "
                     f"{self.shape.num_key_value_heads} KV heads under a config.json that says less "
                     "or more",
                 )
@@ -257,7 +259,7 @@ def _prepare(source: str | Path | Checkpoint, drop: bool) -> _Prepared:
     family = family_in(checkpoint)
     refuse_quantised(checkpoint)
     shape = shape_in(checkpoint)
-    extra = extra_attention(checkpoint, family, shape)
+    extra = (*extra_attention(checkpoint, family, shape), *left_out_of(checkpoint))
     dropped = tuple(each for each in extra if drop and each.block)
     kept = tuple(each for each in extra if each not in dropped)
     with own_class(checkpoint.config, checkpoint.folder):

@@ -13,6 +13,8 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.remote_code import own_class
 from upcycle.checkpoint.writer import tensor_chunks
 from upcycle.errors import CheckpointError, PlanError
+from upcycle.families.extra_attention import ExtraAttention
+from upcycle.families.retargets.left_out import left_out
 from upcycle.families.retargets.rule import Made, Part
 from upcycle.families.retargets.rules import RETARGETS, target_config
 
@@ -33,10 +35,12 @@ class RetargetedCheckpoint(Checkpoint):
     Attributes:
         original: the checkpoint as it lies on disk.
         made: how each tensor is made, with the source's names as they are in the files.
+        left_out: blocks of the source beside its decoder, of which nothing is made.
     """
 
     original: Checkpoint
     made: Mapping[str, Made]
+    left_out: tuple[ExtraAttention, ...]
 
     def read(self, name: str) -> "Tensor":
         """One tensor of the target, made now.
@@ -67,6 +71,11 @@ class RetargetedCheckpoint(Checkpoint):
 def on_disk(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint whose files are read: itself, or what a view is made from."""
     return checkpoint.original if isinstance(checkpoint, RetargetedCheckpoint) else checkpoint
+
+
+def left_out_of(checkpoint: Checkpoint) -> tuple[ExtraAttention, ...]:
+    """The blocks that a view has nothing of; a conversion must be asked to drop them."""
+    return checkpoint.left_out if isinstance(checkpoint, RetargetedCheckpoint) else ()
 
 
 def retargeted(checkpoint: Checkpoint, dtype: str | None = None) -> Checkpoint:
@@ -104,7 +113,7 @@ def retargeted(checkpoint: Checkpoint, dtype: str | None = None) -> Checkpoint:
             replace(made, sources=tuple(_found(checkpoint, part, present) for part in made.sources))
             for made in rule.tensors(rule.settings(checkpoint.config), present)
         ]
-        _refuse_unknown(checkpoint, recipes)
+        beside = _left_out(checkpoint, recipes)
     new_dtype = STORED_DTYPES.get(str(dtype)) or _common_dtype(checkpoint, recipes)
     if new_dtype is not None:
         config["dtype"] = TORCH_DTYPES[new_dtype]
@@ -117,6 +126,7 @@ def retargeted(checkpoint: Checkpoint, dtype: str | None = None) -> Checkpoint:
         tensors={tensor.name: tensor for header in headers for tensor in header.tensors},
         original=checkpoint,
         made={made.name: made for made in recipes},
+        left_out=beside,
     )
 
 
@@ -148,11 +158,21 @@ def _found(checkpoint: Checkpoint, part: Part, present: Mapping[str, str]) -> Pa
     return part._replace(name=name)
 
 
-def _refuse_unknown(checkpoint: Checkpoint, recipes: list[Made]) -> None:
-    """A tensor that no rule reads would be lost."""
+def _left_out(checkpoint: Checkpoint, recipes: list[Made]) -> tuple[ExtraAttention, ...]:
+    """The blocks beside the decoder; any other tensor that no rule reads would be lost.
+
+    Raises:
+        CheckpointError: there is one.
+    """
     known = {part.name for made in recipes for part in made.sources}
-    for name, tensor in checkpoint.tensors.items():
-        if name not in known and not is_buffer(name, tensor.shape):
+    unknown = [
+        name
+        for name, tensor in checkpoint.tensors.items()
+        if name not in known and not is_buffer(name, tensor.shape)
+    ]
+    beside = left_out(checkpoint, known, unknown)
+    for name in unknown:
+        if not any(block.owns(name) for block in beside):
             raise unknown_tensor(
                 checkpoint,
                 name,
@@ -160,6 +180,7 @@ def _refuse_unknown(checkpoint: Checkpoint, recipes: list[Made]) -> None:
                 fix="check the number of layers and the bias keys of config.json; extra heads have "
                 f"no place in the class that the model becomes{_other_head(checkpoint)}",
             )
+    return beside
 
 
 def _other_head(checkpoint: Checkpoint) -> str:
