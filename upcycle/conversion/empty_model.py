@@ -20,6 +20,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
+from upcycle.families.lookup import class_prefix
 from upcycle.models.loading import class_config, quiet
 
 
@@ -62,6 +63,8 @@ class EmptyModel:
             weight_mapping=get_model_conversion_mapping(self.model),
         )
         self.parameters = tuple(self.model.state_dict())
+        # A class with another head may call the decoder otherwise.
+        self._stored_prefix = class_prefix(checkpoint.config) or self.model.base_model_prefix
 
     def in_memory(self, names: Iterable[str]) -> dict[str, str]:
         """Each name in the files with its name in memory.
@@ -74,12 +77,18 @@ class EmptyModel:
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         prefix, state = self.model.base_model_prefix, self.model.state_dict()
         found = {}
-        for name in names:
+        for stored in names:
+            name = self._as_causal(stored)
             key, _ = rename_source_key(name, renamings, converters, prefix, state)
             if key not in state and name in state:
                 key, _ = rename_source_key(name, [], [], prefix, state)
-            found[name] = key
+            found[stored] = key
         return found
+
+    def _as_causal(self, name: str) -> str:
+        """A name in the files as the causal language model's own checkpoints have it."""
+        rest = name.removeprefix(f"{self._stored_prefix}.")
+        return name if rest == name else f"{self.model.base_model_prefix}.{rest}"
 
     def load(
         self,
@@ -98,7 +107,7 @@ class EmptyModel:
             CheckpointError: tensors of the class are missing or have another shape.
         """
         part, replaced = set(part), replaced or {}
-        sources = {name: self._widened(replaced, name) for name in names}
+        sources = {self._as_causal(name): self._widened(replaced, name) for name in names}
         with quiet():
             report, _ = convert_and_load_state_dict_in_model(
                 self.model, sources, load_config=self._loading

@@ -52,7 +52,8 @@ def _unknown(config: Mapping[str, Any]) -> FamilyError:
 def family_in(checkpoint: Checkpoint) -> Family:
     """The family of a checkpoint, with the module path that its tensors have.
 
-    A checkpoint of the bare model, without its head, lacks the first part of every name.
+    A checkpoint of the bare model, without its head, lacks the first part of every name; a class
+    with another head may have another first part.
 
     Raises:
         FamilyError: as for `family_of`.
@@ -61,11 +62,34 @@ def family_in(checkpoint: Checkpoint) -> Family:
     whole = family.attention_module.partition("{layer}")[0]
     bare = whole.partition(".")[2]
     names = checkpoint.tensors
-    if not any(name.startswith(whole) for name in names) and any(
-        name.startswith(bare) for name in names
-    ):
-        return replace(family, attention_module=family.attention_module.partition(".")[2])
-    return family
+    if any(name.startswith(whole) for name in names):
+        return family
+    module = family.attention_module.partition(".")[2]
+    if not any(name.startswith(bare) for name in names):
+        prefix = class_prefix(checkpoint.config)
+        if prefix is None:
+            return family
+        module = f"{prefix}.{module}"
+    return replace(family, attention_module=module)
+
+
+def class_prefix(config: Mapping[str, Any]) -> str | None:
+    """The first part of the decoder's names in the class that `architectures` names.
+
+    Returns:
+        None where it names no class of transformers for this model type.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        return None
+    import transformers  # it alone knows
+
+    for name in names:
+        found: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+        of = getattr(getattr(found, "config_class", None), "model_type", None)
+        if of is not None and of == config.get("model_type"):
+            return getattr(found, "base_model_prefix", None) or None
+    return None
 
 
 def shape_of(config: Mapping[str, Any]) -> AttentionShape:
