@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.report.example import document
+from tests.tiny import tiny_checkpoint
+from upcycle.conversion.convert import convert
 from upcycle.pages.formatting import MISSING
-from upcycle.report.build import read_training_log
+from upcycle.report.build import build_report, read_training_log
 from upcycle.report.render import HTML_NAME, JSON_NAME, MARKDOWN_NAME, write_report
 from upcycle.training.log import RunLog, read_log
 
@@ -149,3 +151,25 @@ def test_a_report_that_cannot_be_rendered_leaves_no_file(
     with pytest.raises(ValueError, match="no page"):
         write_report(document(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("log", [b"", b"hello\n\xff\n", START])
+def test_a_report_says_that_nothing_of_a_log_can_be_read(tmp_path: Path, log: bytes) -> None:
+    source = tiny_checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "out", kv_heads=2)
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(log)
+    example: Any = document()
+    comparison = {**example["comparison"], "models": example["comparison"]["models"][:2]}
+    labels = [model["label"] for model in comparison["models"]]
+    folders = dict(zip(labels, (source, tmp_path / "out"), strict=True))
+    for given, told in ((path, 1), (None, 0)):
+        report = build_report(comparison, folders=folders, command="x", training_log=given)
+        said = [line for line in report["warnings"] if line.startswith("log.jsonl of the upt")]
+        assert report["training"] is None
+        assert len(said) == told
+    report = build_report(comparison, folders=folders, command="x", training_log=path)
+    write_report(report, tmp_path / "report")
+    for name in (MARKDOWN_NAME, HTML_NAME):
+        text = (tmp_path / "report" / name).read_text(encoding="utf-8")
+        assert "log.jsonl of the uptraining tells of no step that can be read" in text

@@ -45,6 +45,13 @@ def build_report(
     provenance = [
         _provenance(model["label"], folders[model["label"]]) for model in comparison["models"]
     ]
+    training = read_training_log(training_log) if training_log else None
+    warnings = _other_sources(provenance)
+    if training_log and training is None:
+        warnings.append(
+            f"{training_log.name} of the uptraining tells of no step that can be read, so that "
+            "nothing is said of it here"
+        )
     return {
         "schema": SCHEMA,
         "command": command,
@@ -55,8 +62,8 @@ def build_report(
         },
         "comparison": dict(comparison),
         "provenance": provenance,
-        "warnings": _other_sources(provenance),
-        "training": read_training_log(training_log) if training_log else None,
+        "warnings": warnings,
+        "training": training,
         "export": dict(export) if export is not None else None,
     }
 
