@@ -25,7 +25,7 @@ def choose_dtype(name: str) -> torch.dtype:
 
 
 def check_context(
-    config: Any, sequence_length: int, folder: Path, *, key: str = "sequence_length"
+    config: Any, sequence_length: int, folder: Path, *, key: str = "--sequence-length"
 ) -> None:
     """Refuse windows that are longer than a model's context, by the name of the option that is.
 
