@@ -29,6 +29,16 @@ def test_run_tells_what_convert_would_warn_of(tmp_path: Path) -> None:
     assert found["notes"] == ["training text: 5,765 of 6,048 tokens (95.3%) are targets"]
 
 
+def test_run_tells_what_a_conversion_leaves_behind(tmp_path: Path) -> None:
+    pipeline = tiny_pipeline(tmp_path)
+    (tmp_path / "source" / "pytorch_model.bin").write_bytes(b"x")
+    line = "left behind, since it may hold weights in another form: pytorch_model.bin"
+    found = json.loads(call("run", pipeline.recipe, "--json").stdout)
+    assert found["notes"].count(line) == 1
+    alone = call("convert", tmp_path / "source", tmp_path / "alone", "--kv-heads", 2)
+    assert alone.stdout.splitlines().count(line) == 1
+
+
 def test_run_tells_what_export_would_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(risks, "device_notes", lambda made, *, core_ai: [f"{made}, {core_ai}"])
     monkeypatch.setattr("upcycle.export.coreml.export_coreml", _no_export)

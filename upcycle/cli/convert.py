@@ -121,13 +121,8 @@ def convert_command(
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     for line in extra_attention_lines(result.plan, _how(result.manifest)):
         console.print(line)
-    for name in result.left_behind:
-        why = (
-            "the output names no code"
-            if name.endswith(".py")
-            else "it may hold weights in another form"
-        )
-        console.print(f"left behind, since {why}: {name}")
+    for line in result.left_behind_lines:
+        console.print(line)
     console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
     _show_layers(console, result.manifest["result"]["layers"])
     console.print(_advice(before, kv_heads, result.plan.method, refine))

@@ -56,6 +56,15 @@ class ConversionResult:
     resumed_shards: int
     warnings: list[str]
 
+    @property
+    def left_behind_lines(self) -> list[str]:
+        """What was left behind and why, for people."""
+        code, weights = "the output names no code", "it may hold weights in another form"
+        return [
+            f"left behind, since {code if name.endswith('.py') else weights}: {name}"
+            for name in self.left_behind
+        ]
+
 
 def convert(
     source: str | Path,

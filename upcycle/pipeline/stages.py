@@ -114,8 +114,10 @@ def _convert_stage(run: Run) -> Stage:
             *option_changes(manifest, section),
         ]
 
-    def action(watch: Watcher, _: Note) -> None:
+    def action(watch: Watcher, note: Note) -> None:
         made = convert(run.source, folder, overwrite=True, watch=watch, **section.model_dump())
+        for line in made.left_behind_lines:
+            note(line)
         for warning in made.plan.warnings:
             warn(warning)
 
