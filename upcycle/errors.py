@@ -1,8 +1,14 @@
 """What the user can mend. Anything else that raises is our own bug."""
 
+import re
 import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from upcycle.utf8 import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class UpcycleError(Exception):
@@ -85,6 +91,16 @@ class StrictError(UpcycleError):
 
 class UpcycleWarning(UserWarning):
     """What the user should know and nothing stops for; the command line prints it on stderr."""
+
+
+@contextmanager
+def unsaid(message: str | None) -> "Iterator[None]":
+    """Keep one warning back inside, where an error will say the same."""
+    with warnings.catch_warnings():
+        if message is not None:
+            pattern = re.escape(_one_line(message)) + r"\Z"
+            warnings.filterwarnings("ignore", pattern, UpcycleWarning)
+        yield
 
 
 def warn(message: str) -> None:

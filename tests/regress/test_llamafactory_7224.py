@@ -74,7 +74,7 @@ def test_the_output_names_no_code_and_has_none(tmp_path: Path, phi3: Path) -> No
 
 
 def test_strict_says_what_to_remove(tmp_path: Path, phi3: Path) -> None:
-    with pytest.warns(UpcycleWarning), pytest.raises(StrictError, match="names code") as caught:
+    with pytest.raises(StrictError, match="names code") as caught:
         convert(phi3, tmp_path / "out", kv_heads=2, strict=True)
     assert caught.value.fix.startswith("remove auto_map from config.json")
 
@@ -247,3 +247,11 @@ def test_a_converted_folder_needs_no_source_code(tmp_path: Path, phi3: Path) -> 
         convert(phi3, tmp_path / "out", kv_heads=2)
     moved = Path(shutil.move(tmp_path / "out", tmp_path / "elsewhere"))
     assert load(moved).config.num_key_value_heads == 2
+
+
+def test_strict_says_it_once(tmp_path: Path, phi3: Path) -> None:
+    arguments = ["convert", str(phi3), str(tmp_path / "out"), "--kv-heads", "2"]
+    for words, code in ((["--strict"], 1), ([], 0)):
+        result = CliRunner().invoke(app, [*arguments, *words])
+        assert result.exit_code == code, result.output
+        assert result.stderr.count("names code for the model") == 1

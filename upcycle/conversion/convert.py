@@ -16,6 +16,7 @@ from upcycle.checkpoint.manifest import (
     write_manifest,
 )
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
+from upcycle.checkpoint.remote_code import code_notice
 from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
 from upcycle.checkpoint.writer import write_index
@@ -26,7 +27,7 @@ from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
 from upcycle.conversion.merging import LayerMerger, Merger, by_weights_alone
 from upcycle.conversion.shards import ShardWork
 from upcycle.conversion.tokenizer import keep_tokenizer
-from upcycle.errors import CheckpointError
+from upcycle.errors import CheckpointError, unsaid
 from upcycle.families import family_in
 from upcycle.families.extra_attention import old_heads
 from upcycle.families.retargets.view import retargeted
@@ -137,15 +138,16 @@ def convert(
     check_files(opened.folder)
     text = Calibration(calibration, calibration_tokens, refine, grouping, device)
     method = text.method(method)
-    checkpoint = retargeted(opened, dtype)
-    todo = plan(
-        checkpoint,
-        kv_heads=kv_heads,
-        method=method,
-        seed=seed,
-        max_shard_size=max_shard_size,
-        drop_extra_attention=drop_extra_attention,
-    )
+    with unsaid(code_notice(opened.config) if strict else None):
+        checkpoint = retargeted(opened, dtype)
+        todo = plan(
+            checkpoint,
+            kv_heads=kv_heads,
+            method=method,
+            seed=seed,
+            max_shard_size=max_shard_size,
+            drop_extra_attention=drop_extra_attention,
+        )
     text.check(todo)
     config = edit_config(
         checkpoint.config_text,
