@@ -154,7 +154,7 @@ def test_an_edited_manifest_is_refused(tmp_path: Path, part: str, value: object)
     convert(source, tmp_path / "out", kv_heads=2)
     path = tmp_path / "out" / "upcycle.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
-    with pytest.raises(CheckpointError, match=rf"upcycle\.json is damaged: {part}\."):
+    with pytest.raises(CheckpointError, match=rf"upcycle\.json is damaged: {part}(\.| is no)"):
         verify(source, tmp_path / "out")
 
 

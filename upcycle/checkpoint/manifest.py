@@ -16,6 +16,7 @@ from upcycle.version import __version__
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
+_PARTS = ("source", "options", "versions", "result")
 _CHUNK = 1 << 18
 
 
@@ -66,22 +67,31 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder, or None where there is none.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or a part of it is of another kind.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
         return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(document["stage"], str):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{MANIFEST_NAME} is damaged: {type(error).__name__}",
-            where=str(path),
-            fix="make the folder again",
-        ) from error
-    return dict(document)
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, type(error).__name__) from error
+    if not isinstance(document, dict):
+        raise _damaged(path, "it is no JSON object")
+    if not isinstance(document.get("stage"), str):
+        raise _damaged(path, "stage is missing or no text", "stage")
+    for part in _PARTS:
+        if not isinstance(document.get(part, {}), dict):
+            raise _damaged(path, f"{part} is no JSON object", part)
+    return document
+
+
+def _damaged(path: Path, problem: str, key: str | None = None) -> CheckpointError:
+    return CheckpointError(
+        f"{MANIFEST_NAME} is damaged: {problem}",
+        where=f"{path}, {key}" if key else str(path),
+        fix="make the folder again, or restore the file",
+    )
 
 
 def hash_file(path: Path) -> str:

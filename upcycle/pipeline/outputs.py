@@ -48,12 +48,14 @@ class Found:
         changes: why it is not what is asked for.
         damaged: its files that are not as they were made.
         version: of upcycle, which made it.
+        unreadable: what is wrong with its manifest; empty where it can be read.
     """
 
     exists: bool
     changes: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     version: str = ""
+    unreadable: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -63,6 +65,8 @@ class Found:
     @property
     def problem(self) -> str:
         """Why it is not finished, for people."""
+        if self.unreadable:
+            return self.unreadable
         damaged = [f"{name} is not as it was made" for name in self.damaged]
         return "; ".join([*self.changes, *damaged])
 
@@ -76,7 +80,10 @@ def find(stage: Stage, read: str | None) -> Found:
     """
     if not os.path.lexists(stage.output):
         return Found(exists=False)
-    manifest = manifest_of(stage)
+    try:
+        manifest = read_manifest(stage.manifest.parent)
+    except CheckpointError as error:
+        return Found(True, damaged=(stage.manifest.name,), unreadable=error.what)
     if manifest is None:
         return Found(True, damaged=(stage.manifest.name,))
     if manifest["stage"] != stage.name:
@@ -87,14 +94,6 @@ def find(stage: Stage, read: str | None) -> Found:
     damaged = stage.damaged(manifest)
     version = str(mapping(manifest.get("versions")).get("upcycle"))
     return Found(True, tuple(changes), tuple(damaged), version)
-
-
-def manifest_of(stage: Stage) -> Mapping[str, Any] | None:
-    """The manifest of a stage's output; None where there is none that can be read."""
-    try:
-        return read_manifest(stage.manifest.parent)
-    except CheckpointError:
-        return None
 
 
 def manifest_changes(
