@@ -11,8 +11,11 @@ import pytest
 
 from tests.pipeline_runs import TinyPipeline, call, start, tiny_pipeline
 from upcycle.checkpoint.manifest import hash_folder
+from upcycle.conversion.calibration_options import Calibration
 from upcycle.errors import TrainingError
+from upcycle.options.convert import ConvertOptions
 from upcycle.pipeline import run
+from upcycle.pipeline.conversion import option_changes
 from upcycle.progress import Progress
 from upcycle.recipe.loading import load_recipe
 
@@ -191,12 +194,13 @@ def test_a_result_that_was_changed_by_hand_stays(tiny: TinyPipeline) -> None:
 
 
 def test_another_commands_folders_are_not_replaced(tiny: TinyPipeline) -> None:
-    assert tiny.convert("--seed", 3).exit_code == 0
-    assert call("train", tiny.recipe, "convert.seed=3").exit_code == 0
+    drawn = "convert.method=random"
+    assert tiny.convert("--seed", 3, "--method", "random").exit_code == 0
+    assert call("train", tiny.recipe, "convert.seed=3", drawn).exit_code == 0
     shutil.rmtree(tiny.out / "uptrained")
     shutil.rmtree(tiny.out / "training")
     before = hash_folder(tiny.out)
-    refused = call("run", tiny.recipe)
+    refused = call("run", tiny.recipe, drawn)
     assert refused.exit_code == 2
     assert "seed was 3 and is 0" in refused.stderr
     assert hash_folder(tiny.out) == before
@@ -205,7 +209,7 @@ def test_another_commands_folders_are_not_replaced(tiny: TinyPipeline) -> None:
     made = call("eval", source, converted, "--out", tiny.out / "report", *options)
     assert made.exit_code == 0, made.stderr
     before = hash_folder(tiny.out)
-    refused = call("run", tiny.recipe, "convert.seed=3", "train=null")
+    refused = call("run", tiny.recipe, "convert.seed=3", drawn, "train=null")
     assert refused.exit_code == 2
     assert f"{tiny.out / 'report'} is there and not of this run" in refused.stderr
     assert {name: hash_folder(tiny.out)[name] for name in before} == before
@@ -282,3 +286,24 @@ def test_a_killed_run_of_two_processes_is_gone_on_with(tmp_path: Path) -> None:
     assert call("train", tiny.recipe, "--resume").exit_code == 0
     assert json.loads(call("run", tiny.recipe, "--json").stdout)["skipped"] == ["convert", "train"]
     assert tiny.steps() == list(range(1, 41))
+
+
+def test_a_seed_by_which_nothing_is_drawn_is_no_difference(tiny: TinyPipeline) -> None:
+    assert tiny.convert("--seed", 7).exit_code == 0
+    assert call("train", tiny.recipe).exit_code == 0
+    done = call("run", tiny.recipe)
+    assert done.exit_code == 0, done.output
+    assert "convert: finished before" in done.stdout
+
+
+@pytest.mark.parametrize("options", [("--method", "random"), ("--calibration", "builtin")])
+def test_a_seed_that_draws_is_a_difference(tmp_path: Path, options: tuple[str, str]) -> None:
+    key, value = options[0].removeprefix("--"), options[1]
+    section = ConvertOptions.model_validate(
+        {"kv_heads": 2, key: [value] if key == "calibration" else value}
+    )
+    text = Calibration(section.calibration, section.calibration_tokens, 0, "contiguous")
+    made = {"seed": 7, "kv_heads": 2, "method": text.method(section.method), **text.options}
+    manifest = {"stage": "convert", "options": made}
+    assert option_changes(manifest, section) == ["seed was 7 and is 0"]
+    assert option_changes({"options": {**made, "seed": 0}}, section) == []

@@ -101,6 +101,10 @@ class Calibration:
             "grouping": self.grouping,
         }
 
+    def uses_seed(self, method: str) -> bool:
+        """Whether another seed gives another result: rows of text are drawn by it."""
+        return bool(self.texts) or get_method(method).draws
+
     def hashes(self) -> list[str | dict[str, str]]:
         """Content hashes of the texts, which tell the same text under another name."""
         return [hash_path(path_of(text)) for text in self.texts]

@@ -56,6 +56,7 @@ class Method:
         needs_calibration: whether it is refused without moments.
         only_kv: whether it leaves q, o and their gate alone, so that nobody need read them.
         steps: what it does to given weights, or None where that is the same for all.
+        draws: whether its result depends on the seed, apart from text that is drawn by it.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Method:
     needs_calibration: bool = False
     steps: StepsFunction | None = None
     only_kv: bool = False
+    draws: bool = True
 
 
 METHODS: Registry[Method] = Registry("method", "upcycle.methods")
@@ -76,11 +78,13 @@ def method(
     needs_calibration: bool = False,
     steps: StepsFunction | None = None,
     only_kv: bool = False,
+    draws: bool = True,
 ) -> Callable[[MergeFunction], MergeFunction]:
     """Register a function `(weights, request) -> weights with g KV heads` as a method."""
 
     def register(function: MergeFunction) -> MergeFunction:
-        METHODS.add(name)(Method(name, function, reference, needs_calibration, steps, only_kv))
+        made = Method(name, function, reference, needs_calibration, steps, only_kv, draws)
+        METHODS.add(name)(made)
         return function
 
     return register

@@ -18,7 +18,7 @@ _BLOCK = 1 << 18  # elements; of fp64, a core's cache
 PAPER = "Ainslie et al. 2023, arXiv 2305.13245, section 2.1"
 
 
-@method("mean", reference=PAPER, only_kv=True)
+@method("mean", reference=PAPER, only_kv=True, draws=False)
 def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the mean of its group.
 
@@ -39,7 +39,7 @@ def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     return _map_kv(weights, pool)
 
 
-@method("first", reference=PAPER, only_kv=True)
+@method("first", reference=PAPER, only_kv=True, draws=False)
 def first(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the first of its group."""
 

@@ -32,7 +32,12 @@ def steps(weights: AttentionWeights) -> MergeSteps:
     )
 
 
-@method("procrustes", reference="Jin et al. 2025, arXiv 2412.20677, section 3", steps=steps)
+@method(
+    "procrustes",
+    reference="Jin et al. 2025, arXiv 2412.20677, section 3",
+    steps=steps,
+    draws=False,
+)
 def procrustes(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the mean of its group after its members were turned onto each other.
 

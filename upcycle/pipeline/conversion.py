@@ -11,7 +11,7 @@ from upcycle.options.convert import ConvertOptions
 def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list[str]:
     """What the section says otherwise than the options that a folder was made by.
 
-    Options that a recipe has no key for are free.
+    Options that a recipe has no key for are free, and so is a seed by which nothing is drawn.
 
     Args:
         manifest: of the converted folder.
@@ -28,6 +28,8 @@ def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list
         **text.options,
         "method": text.method(section.method),
     }
+    if not text.uses_seed(asked["method"]):
+        del asked["seed"]
     made = mapping(manifest.get("options"))
     known = {key: value for key, value in made.items() if key in asked}
     read = mapping(manifest.get("source")).get("text")
