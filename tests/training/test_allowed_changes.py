@@ -13,6 +13,7 @@ from tests.training.runs import TinyRun, tiny_run
 from tests.training.test_train_commands import call, recipe  # noqa: F401 - a fixture
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.errors import TrainingError
+from upcycle.training.changes import allowed_keys
 from upcycle.training.log import read_log
 from upcycle.training.schedule import learning_rate
 
@@ -206,3 +207,30 @@ def test_the_command(recipe: Path) -> None:  # noqa: F811
     done = call("train", recipe, *changes, *allowing.split())
     assert done.exit_code == 0, done.stderr
     assert "changed: steps 2 → 3 after step 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("train.steps", "steps"),
+        ("steps", "steps"),
+        ("train.data", "data"),
+        ("train.data.sources", "data"),
+        ("data.sources", "data"),
+        ("train.data.chat.assistant_only", "assistant_only"),
+        ("train.micro_batch_size", "micro_batch_size"),
+    ],
+)
+def test_a_key_may_have_its_section_before_it(given: str, meant: str) -> None:
+    assert allowed_keys([given]) == [meant]
+
+
+@pytest.mark.parametrize("given", ["train.batch_size", "train.", "convert.steps", "train.train"])
+def test_what_is_no_key_of_the_section_is_refused(given: str) -> None:
+    with pytest.raises(TrainingError):
+        allowed_keys([given])
+
+
+def test_a_run_goes_on_by_the_long_name(run: TinyRun) -> None:
+    result = changed(run, ("train.learning_rate",), learning_rate=1e-4)
+    assert result.steps == 4

@@ -29,6 +29,8 @@ _FIXED = {
     "student": "the state holds the weights of the student that the run began with",
     "trainable": "the state holds the moments of the weights that were trained",
 }
+# Keys inside `train.data`, as a recipe's overrides spell them.
+_LONG = {"data.sources": "data", "data.chat.assistant_only": "assistant_only"}
 _OF_THE_RATE = {"learning_rate", "schedule", "warmup_steps", "steps"}
 
 
@@ -59,13 +61,14 @@ class Change:
         return f"{self.key} {self.before} → {self.after} after step {self.step}"
 
 
-def check_allowed(allow_change: Collection[str]) -> None:
-    """Refuse keys that allow nothing.
+def allowed_keys(allow_change: Collection[str]) -> list[str]:
+    """Keys that may change, without the name of their section: a recipe's `train.steps` is steps.
 
     Raises:
         TrainingError: an unknown key, or one that cannot change.
     """
-    for key in allow_change:
+    keys = [_LONG.get(short := key.removeprefix("train."), short) for key in allow_change]
+    for key in keys:
         if key in _CHANGEABLE or key in FREE_KEYS:
             continue
         reason = f"{key} cannot change: {_FIXED[key]}" if key in _FIXED else f"there is no {key!r}"
@@ -75,6 +78,7 @@ def check_allowed(allow_change: Collection[str]) -> None:
             fix=f"choose of {', '.join(sorted(_CHANGEABLE))}; "
             f"{', '.join(sorted(FREE_KEYS))} may always change",
         )
+    return keys
 
 
 def changes_since(

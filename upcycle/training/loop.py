@@ -21,7 +21,7 @@ from upcycle.models.comparable import check_context
 from upcycle.models.loading import check_causal_lm, class_config, load_model
 from upcycle.options.train import TrainOptions
 from upcycle.progress import Progress, Watcher, ignore
-from upcycle.training.changes import Change, change_notes, changes_since, check_allowed
+from upcycle.training.changes import Change, allowed_keys, change_notes, changes_since
 from upcycle.training.facts import run_facts, target_share, training_rows
 from upcycle.training.isolation import check_isolation
 from upcycle.training.kernels import deterministic
@@ -95,7 +95,7 @@ def uptrain(
         Stopped: a signal was heeded between two steps, and the state is saved.
     """
     check_launch(recipe)
-    check_allowed(allow_change)
+    allow_change = allowed_keys(allow_change)
     if allow_change and not resume:
         raise TrainingError(
             "only a run that goes on can be changed",
