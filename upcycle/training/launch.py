@@ -21,6 +21,15 @@ _SHARDED = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
+# Devices and ways of computing on them that the training does not know.
+_DEVICES = {
+    "ACCELERATE_USE_IPEX": "Intel's extension for PyTorch (IPEX)",
+    "ACCELERATE_USE_TPU": "a TPU",
+    "ACCELERATE_USE_SAGEMAKER": "SageMaker's own distribution",
+    "XLA_USE_BF16": "a TPU's bfloat16",
+    "XLA_DOWNCAST_BF16": "a TPU's bfloat16",
+    "ACCELERATE_DOWNCAST_BF16": "a TPU's bfloat16",
+}
 
 
 def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.environ) -> str:
@@ -47,6 +56,17 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
                 name,
                 f"turn it off in the accelerate configuration, or {_PLAIN}",
             )
+    for name, what in _DEVICES.items():
+        if value(name) in _YES:
+            raise refuse(
+                f"training with {what} is not supported",
+                name,
+                f"train on the CPU, CUDA or MPS: leave it away, or {_PLAIN}",
+            )
+    if value("PJRT_DEVICE") == "tpu":
+        raise refuse(
+            "training with a TPU is not supported", "PJRT_DEVICE", f"unset it, or {_PLAIN}"
+        )
     _check_precision(recipe, value("ACCELERATE_MIXED_PRECISION"))
     if value("ACCELERATE_FP8_BACKEND") not in _NOTHING:
         raise refuse(
