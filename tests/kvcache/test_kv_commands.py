@@ -16,6 +16,7 @@ from upcycle.checkpoint.headers import TensorSpec, header_bytes
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli import capacity as _capacity  # noqa: F401 - registers the command
 from upcycle.cli import inspect as _inspect  # noqa: F401 - registers the command
+from upcycle.cli import sweep as _sweep  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.families import family_of
 from upcycle.kvcache.inspection import inspect_checkpoint
@@ -259,3 +260,37 @@ print({HEAVY!r} & sys.modules.keys())
     assert done.stdout == "set()\n"
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1
+
+
+@pytest.mark.parametrize(("own", "width"), [("float16", 2), ("torch.bfloat16", 2), ("float32", 4)])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_auto_is_the_model_s_own_dtype(tmp_path: Path, own: str, width: int, key: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**CONFIG, key: own}))
+    given = (config, "--weights", "1GB", "--gpu-memory", "80GB", "--kv-dtype")
+    found = result_of("capacity", *given, "auto")
+    heads = {fit["kv_heads"]: fit["kv_bytes_per_token"] for fit in found["fits"]}
+    assert heads[4] == 2 * 2 * 4 * 4 * width  # K and V, layers, heads, head_dim
+    assert found == result_of("capacity", *given, own)
+    stored = headers_only(tmp_path, {**CONFIG, key: own}, "F16")
+    assert result_of("inspect", stored, "--kv-dtype", "auto")["kv_dtype"] == "fp16"
+
+
+@pytest.mark.parametrize("name", ["", " ", "double-ended", "auto"])
+def test_a_dtype_that_says_nothing_is_refused_with_the_list(tmp_path: Path, name: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    size = ("--weights", "1GB", "--gpu-memory", "80GB")
+    result = run("capacity", config, *size, "--kv-dtype", name)
+    assert result.exit_code == 2
+    what, where, fix = result.stderr.splitlines()
+    unnamed = "config.json names no dtype, which the KV cache could have too"
+    assert what == f"error: {unnamed if name == 'auto' else f'unknown KV cache dtype {name!r}'}"
+    assert "--kv-dtype" in where
+    assert "bf16, fp16, fp32, fp64, fp8, fp8_per_token_head, int8, int4" in fix
+    assert "auto for the model's own" in fix
+    stored = headers_only(tmp_path, CONFIG, "BF16")
+    for words in (["inspect", stored], ["sweep", stored, "--kv-heads", "2"]):
+        done = run(*words, "--kv-dtype", name)
+        assert done.exit_code == (0 if name == "auto" and words[0] == "inspect" else 2)
+        assert done.exit_code == 0 or done.stderr.splitlines()[0] == what

@@ -42,7 +42,7 @@ KvDtype = Annotated[
     str | None,
     typer.Option(
         "--kv-dtype",
-        help="Storage type of the cache: bf16, fp16, fp32, fp8, int8, int4 or another spelling.",
+        help="Storage type of the cache: bf16, fp16, fp32, fp8, int8, int4 … or auto.",
     ),
 ]
 BatchedTokens = Annotated[

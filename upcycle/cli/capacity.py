@@ -14,7 +14,7 @@ from upcycle.checkpoint.staging import check_place
 from upcycle.cli.arguments import BatchedTokens, HtmlFile, KvDtype
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
-from upcycle.kvcache.cache_dtype import cache_dtype
+from upcycle.kvcache.cache_dtype import asked_dtype
 from upcycle.kvcache.capacity import fit_requests
 from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens
 from upcycle.kvcache.devices import Device, device_named, devices
@@ -102,7 +102,7 @@ def capacity_command(
         context=_longest_context(config, table) if context is None else context,
         gpus=gpus,
         tensor_parallel=tp,
-        kv_dtype=cache_dtype(kv_dtype or "bf16").name,
+        kv_dtype=asked_dtype("bf16" if kv_dtype is None else kv_dtype, lambda: config).name,
         block=block,
         reserve=parse_bytes(reserve, where="--reserve"),
         utilization=utilization,

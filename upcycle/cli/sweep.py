@@ -20,7 +20,8 @@ from upcycle.cli.arguments import (
 )
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.errors import PlanError
-from upcycle.kvcache.cache_dtype import cache_dtype
+from upcycle.kvcache.cache_dtype import asked_dtype
+from upcycle.kvcache.layout import config_of
 
 if TYPE_CHECKING:
     from upcycle.pipeline.sweep import DriftSweep
@@ -59,7 +60,7 @@ def sweep_command(
     Drift is no loss of quality: training heals most of it, and `upcycle eval` measures the rest.
     """
     heads = _numbers(kv_heads)
-    cached = cache_dtype(kv_dtype or "bf16").name
+    cached = asked_dtype("bf16" if kv_dtype is None else kv_dtype, lambda: config_of(source)).name
     if html is not None:
         check_place(html, [Path(source), *(text or ()), *map(Path, calibration or ())])
 

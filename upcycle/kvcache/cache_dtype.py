@@ -1,6 +1,8 @@
 """How many bytes a cached K and V vector takes in each cache dtype, scales included."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.layout import Entry
@@ -57,6 +59,10 @@ CACHE_DTYPES = {
         CacheDtype("int4", 4, scale_bytes=4, spellings=("i4", "int4_per_token_head")),
     )
 }
+_CHOICES = (
+    f"choose one of {', '.join(CACHE_DTYPES)}, or a usual spelling of one, such as float16 or "
+    "fp8_e4m3, or auto for the model's own"
+)
 _BY_SPELLING = {
     spelling: dtype
     for dtype in CACHE_DTYPES.values()
@@ -76,10 +82,33 @@ def cache_dtype(name: str, *, where: str = "--kv-dtype") -> CacheDtype:
     """
     found = _BY_SPELLING.get(name.strip().lower().replace("-", "_").removeprefix("torch."))
     if found is None:
-        raise UpcycleError(
-            f"unknown KV cache dtype {name!r}",
-            where=where,
-            fix=f"choose one of {', '.join(CACHE_DTYPES)}, or a usual spelling of one, such as "
-            "float16 or fp8_e4m3",
-        )
+        raise UpcycleError(f"unknown KV cache dtype {name!r}", where=where, fix=_CHOICES)
     return found
+
+
+def asked_dtype(name: str, config: Callable[[], Mapping[str, Any]]) -> CacheDtype:
+    """The cache dtype that `--kv-dtype` names, where "auto" is the model's own, as for servers.
+
+    Args:
+        name: as given.
+        config: the raw `config.json`, whose `dtype` is looked at for "auto" alone.
+
+    Raises:
+        UpcycleError: there is none of that name, or the configuration names none.
+    """
+    if not is_auto(name):
+        return cache_dtype(name)
+    found = config()
+    for part in (found, found.get("text_config")):
+        if isinstance(part, Mapping) and (own := part.get("dtype", part.get("torch_dtype"))):
+            return cache_dtype(str(own), where="--kv-dtype auto: dtype in config.json")
+    raise UpcycleError(
+        "config.json names no dtype, which the KV cache could have too",
+        where="--kv-dtype auto: dtype in config.json",
+        fix=_CHOICES,
+    )
+
+
+def is_auto(name: str) -> bool:
+    """Whether a name asks for the model's own dtype."""
+    return name.strip().lower() == "auto"

@@ -7,7 +7,7 @@ from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families import shape_of
 from upcycle.families.retargets.rules import target_config
-from upcycle.kvcache.cache_dtype import cache_dtype
+from upcycle.kvcache.cache_dtype import cache_dtype, is_auto
 from upcycle.kvcache.counting import AttentionCounts, count_attention, latent_reference
 from upcycle.kvcache.deployment import BATCHED_TOKENS, BLOCK
 from upcycle.kvcache.layout import AttentionKind, CacheLayout, attention_kind, cache_layout
@@ -105,7 +105,7 @@ def inspect_checkpoint(
     Args:
         checkpoint: what to describe.
         kv_dtype: of the cache, a name that `cache_dtype` knows; that of the K projections by
-            default.
+            default, and for "auto".
         batched_tokens: tokens that a server computes in one step; 2,048 by default.
 
     Raises:
@@ -116,7 +116,7 @@ def inspect_checkpoint(
     shape, layout = shape_of(checkpoint.config), cache_layout(checkpoint.config)
     width = DTYPE_BITS[stored] // 8
     sizes = planned_sizes(checkpoint)
-    cached = cache_dtype(stored if kv_dtype is None else kv_dtype)
+    cached = cache_dtype(stored if kv_dtype is None or is_auto(kv_dtype) else kv_dtype)
     step = BATCHED_TOKENS if batched_tokens is None else batched_tokens
 
     def token(kv_heads: int) -> int:
