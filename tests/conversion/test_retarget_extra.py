@@ -1,4 +1,4 @@
-"""Multi-token prediction beside a model that changes its class: dropped when asked, else refused."""
+"""Further-token blocks beside a model that changes its class: dropped when asked, else refused."""
 
 from pathlib import Path
 
