@@ -50,6 +50,7 @@ def tokenise_files(
     text_column: str | None = None,
     assistant_only: bool = False,
     max_bad_share: float = MAX_BAD_SHARE,
+    section: str | None = None,
     ledger: Ledger | None = None,
 ) -> Iterator[Tokens]:
     """Token ids of every document of every file, in the order of `read_documents`.
@@ -62,6 +63,7 @@ def tokenise_files(
         text_column: the key or column of plain text; None for "text", unnamed.
         assistant_only: mask all but the assistant's tokens of chats.
         max_bad_share: the share of a file's rows that may be bad, see `Ledger`.
+        section: of the recipe that names the files, for errors.
         ledger: receives the counts, also of a file that is not read to its end; where None, a
             warning tells the user of what was not used.
 
@@ -73,7 +75,7 @@ def tokenise_files(
     seen: list[Ledger] = []
     try:
         for file in _all_files(paths):
-            counts = Ledger(file.name, max_bad_share)
+            counts = Ledger(file.name, max_bad_share, section)
             seen.append(counts)
             documents = _reader_of(file)(file, text_column, counts)
             yield from tokenise_documents(

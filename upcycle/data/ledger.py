@@ -8,6 +8,8 @@ from typing import Any
 from upcycle.errors import DataError
 
 MAX_BAD_SHARE = 0.01
+TRAIN_DATA, EVALUATE = "train.data", "evaluate"  # the sections of a recipe that name text
+TEXT_KEY = f"{TRAIN_DATA}.text_column"
 # A few bad rows of a small file are no sign of a wrong file, however large their share.
 _FEW_ROWS, _FEW_SHARE = 3, 0.1
 # A file that shows nothing else for so long is not read to its end.
@@ -40,6 +42,8 @@ class Ledger:
         name: the file.
         max_bad_share: the share of rows that may be bad. A few bad rows of a small file pass too,
             at most 3 and at most a tenth of it; 0 lets none pass.
+        section: of a recipe, which has keys for this share and for the column of text; None where
+            no recipe is read.
         kept: documents handed on.
         dropped: rows without text (empty, null, no such key), by reason: nothing is lost.
         bad: rows that cannot be used, by reason.
@@ -51,6 +55,7 @@ class Ledger:
 
     name: str = ""
     max_bad_share: float = MAX_BAD_SHARE
+    section: str | None = None
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     bad: Counter[str] = field(default_factory=Counter)
@@ -96,11 +101,14 @@ class Ledger:
             if self.bad:
                 raise self._too_many()
             reasons = ", ".join(f"{count} {why}" for why, count in self.dropped.items())
+            named = (
+                f", or name it with {TEXT_KEY}" if TEXT_KEY.startswith(f"{self.section}.") else ""
+            )
             raise DataError(
                 f"no row of {self.name} has text ({reasons or 'there are no rows'})",
                 where=self.name,
-                fix="call that column 'text', or name it in a recipe with text_column; chats are "
-                "'messages', 'conversations', or 'prompt' and 'completion'",
+                fix=f"call that column 'text'{named}; chats are 'messages', 'conversations', or "
+                "'prompt' and 'completion'",
             )
 
     def add(self, other: "Ledger") -> None:
@@ -139,10 +147,11 @@ class Ledger:
         return self.kept + self._num_bad + self.dropped.total()
 
     def _too_many(self) -> DataError:
+        key = "" if self.section is None else f" ({self.section}.max_bad_share in a recipe)"
         return DataError(
             f"{self._num_bad} of {self._num_rows} rows of {self.name} cannot be read: "
             + "; ".join(f"{where}: {reason}" for where, reason in self.examples),
             where=self.examples[0][0],
             fix=f"{self.fix or 'mend these rows'}; up to {100 * self.max_bad_share:g} % of a "
-            "file's rows may be bad (max_bad_share in a recipe)",
+            f"file's rows may be bad{key}",
         )

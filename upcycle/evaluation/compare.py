@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.data.ledger import MAX_BAD_SHARE
 from upcycle.data.windows import EvalRow
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
@@ -74,7 +73,7 @@ def evaluate(
     margins: Mapping[str, float | None] | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    max_bad_share: float = MAX_BAD_SHARE,
+    max_bad_share: float | None = None,
     watch: Watcher = ignore,
 ) -> Comparison:
     """Measure what each candidate lost against the source, and what it saved.
@@ -93,7 +92,7 @@ def evaluate(
         margins: limits by name, `kl_mean` and `nll_increase`, in nats per token; None sets none.
         device: "auto", "cpu", "cuda" or "mps".
         dtype: dtype of weights and arithmetic; float32 keeps the noise floor near zero.
-        max_bad_share: the share of a file's rows that may be bad, see `Ledger`.
+        max_bad_share: the share of a file's rows that may be bad, as for `read_held_out`.
         watch: told how many tokens were scored.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 from upcycle.checkpoint.manifest import hash_file, hash_folder
 from upcycle.data.documents import packaged_text, tokenise_files
-from upcycle.data.ledger import MAX_BAD_SHARE, Ledger
+from upcycle.data.ledger import EVALUATE, MAX_BAD_SHARE, Ledger
 from upcycle.data.tokens import decoded, document_affixes
 from upcycle.data.windows import EvalRow, eval_rows
 from upcycle.evaluation.results import Text
@@ -27,7 +27,7 @@ def read_held_out(
     tokenizer: Any,
     sequence_length: int,
     max_tokens: int,
-    max_bad_share: float = MAX_BAD_SHARE,
+    max_bad_share: float | None = None,
 ) -> HeldOut:
     """Read, tokenise and cut the held-out text; no files means the packaged text.
 
@@ -36,14 +36,21 @@ def read_held_out(
         tokenizer: the source's.
         sequence_length: tokens per window at most.
         max_tokens: tokens to score at most.
-        max_bad_share: the share of a file's rows that may be bad, see `Ledger`.
+        max_bad_share: the share of a file's rows that may be bad, as a recipe's `evaluate` says it;
+            None where there is no recipe, for `MAX_BAD_SHARE`.
 
     Raises:
         DataError: text that cannot be read, or none.
     """
     paths = list(map(Path, files)) or [packaged_text("heldout")]
     ledger = Ledger()
-    tokens = tokenise_files(paths, tokenizer, max_bad_share=max_bad_share, ledger=ledger)
+    tokens = tokenise_files(
+        paths,
+        tokenizer,
+        max_bad_share=MAX_BAD_SHARE if max_bad_share is None else max_bad_share,
+        section=None if max_bad_share is None else EVALUATE,
+        ledger=ledger,
+    )
     rows = eval_rows(tokens, sequence_length, max_tokens)
     scored = [decoded(tokenizer, row.ids[1:], skip_special_tokens=True) for row in rows]
     hashes = _hashes(paths)

@@ -8,7 +8,7 @@ from upcycle.checkpoint.lineage import is_vocabulary
 from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import tokenise_files
-from upcycle.data.ledger import Ledger
+from upcycle.data.ledger import TRAIN_DATA, Ledger
 from upcycle.data.packing import IGNORED, PackedRows, pack
 from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
@@ -116,6 +116,7 @@ def _tokens(
         text_column=data.text_column,
         assistant_only=data.chat.assistant_only,
         max_bad_share=data.max_bad_share,
+        section=TRAIN_DATA,
         ledger=ledger,
     )
 
