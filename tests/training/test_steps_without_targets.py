@@ -125,5 +125,5 @@ def test_targets_in_the_held_out_rows_alone_are_refused(run: TinyRun) -> None:
 def test_the_check_reads_on_until_it_finds_one(run: TinyRun) -> None:
     chats(run, lambda number: number == 45)
     found = check_text(run.student, run.recipe(**settings(run)))
-    assert "first 46 documents" in found
+    assert "only the first 46 documents were looked at" in found
     assert re.search(r"; 4 of [\d,]+ tokens \(0\.\d%\) are targets$", found), found

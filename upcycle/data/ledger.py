@@ -119,6 +119,7 @@ class Ledger:
         self.unused += other.unused
         self.repaired += other.repaired
         self.examples += other.examples
+        self.fix = self.fix or other.fix
 
     @property
     def has_losses(self) -> bool:

@@ -68,7 +68,7 @@ def check_text(tokenizer_folder: Path, recipe: TrainOptions) -> str:
     """Refuse text that no run could train on, reading little more of it than that takes.
 
     Returns:
-        What was found, for people.
+        What was found, for people, and of which source the rest was not looked at.
 
     Raises:
         DataError: a source cannot be read, rendered and tokenised, or all are less than one batch.
@@ -77,15 +77,21 @@ def check_text(tokenizer_folder: Path, recipe: TrainOptions) -> str:
     enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
     details, filled, targets = [], 0, 0
     for source in data.sources:
-        ledger, count = Ledger(), 0
+        ledger = Ledger(source.path.name, data.max_bad_share, TRAIN_DATA)
+        count = 0
         for number, tokens in enumerate(_tokens([source.path], tokenizer, data, ledger), 1):
             count += len(tokens.ids)
             targets += num_targets(tokens)
             if number >= _DOCUMENTS and filled + count >= enough and targets:
-                details.append(f"{source.path.name}: first {number} documents, {count:,} tokens")
+                details.append(
+                    f"{source.path.name}: only the first {number} documents were looked at, "
+                    f"{count:,} tokens; bad rows behind them count in the run"
+                )
                 break
         else:
             details.append(f"{source.path.name}: {count:,} tokens")
+        if ledger.bad and not data.max_bad_share:  # what lies behind cannot make up for it
+            ledger.check()
         if ledger.has_losses:
             details.append(f"not all of it is used: {ledger.summary()}")
         filled += count
