@@ -123,7 +123,35 @@ def test_targets_in_the_held_out_rows_alone_are_refused(run: TinyRun) -> None:
 
 
 def test_the_check_reads_on_until_it_finds_one(run: TinyRun) -> None:
-    chats(run, lambda number: number == 45)
+    chats(run, lambda number: number in (45, 59))  # the last one is held out
     found = check_text(run.student, run.recipe(**settings(run)))
     assert "only the first 46 documents were looked at" in found
     assert re.search(r"; 4 of [\d,]+ tokens \(0\.\d%\) are targets$", found), found
+
+
+def test_a_run_whose_every_step_has_none_is_refused(run: TinyRun) -> None:
+    """One answer in the text, and too few steps to reach its row."""
+    chats(run, lambda number: number in (30, 59))  # the last one is held out
+    found = [seed for seed in range(8) if not reached(run, seed)]
+    assert found
+    recipe = run.recipe(**settings(run, steps=1, seed=found[0]))
+    for look in (training_rows, check_text):
+        with pytest.raises(DataError) as caught:
+            look(run.student, recipe)
+        assert re.match(
+            r"none of the rows that 1 steps train on carries a loss: only \d+ of [\d,]+ tokens "
+            r"\(0\.\d%\) are targets$",
+            caught.value.what,
+        )
+        assert caught.value.where == f"recipe, train.data.sources: {run.text.name}"
+        assert "train more steps" in caught.value.fix
+    with pytest.raises(DataError, match="carries a loss"):
+        run.train(**settings(run, steps=1, seed=found[0]))
+    assert not list((run.folder / "out-training").glob("*"))
+
+
+def reached(run: TinyRun, seed: int) -> bool:
+    """Whether the first step's rows have a target, row by row."""
+    rows, _ = training_rows(run.student, run.recipe(**settings(run, steps=1000)))
+    chosen = batch_rows(0, batch_size=2, num_rows=len(rows), seed=seed)
+    return any(label != IGNORED for row in chosen for label in rows.labels[row].tolist())

@@ -61,12 +61,15 @@ class PackedRows:
         return f"xxh3-128:{digest.hexdigest()}"
 
 
-def pack(documents: Iterable[Tokens], sequence_length: int) -> PackedRows:
+def pack(
+    documents: Iterable[Tokens], sequence_length: int, *, where: str = "the training text"
+) -> PackedRows:
     """Lay documents end to end and cut them into rows.
 
     Args:
         documents: tokenised documents, in order.
         sequence_length: S.
+        where: the documents come from, for errors.
 
     Raises:
         DataError: less than one row of tokens, or no token that carries a loss.
@@ -75,10 +78,10 @@ def pack(documents: Iterable[Tokens], sequence_length: int) -> PackedRows:
     filled = num_documents = 0
     for document in documents:
         num_documents += 1
-        where = filled + np.arange(len(document.ids))
+        places = filled + np.arange(len(document.ids))
         # A document's own start and every row boundary inside it begin a piece.
-        starts = np.maximum(where - where % sequence_length, filled)
-        position = (where - starts).astype(np.int32)
+        starts = np.maximum(places - places % sequence_length, filled)
+        position = (places - starts).astype(np.int32)
         label = np.where(position == 0, np.int32(IGNORED), document.ids)
         if document.loss_mask is not None:
             label = np.where(document.loss_mask, label, np.int32(IGNORED))
@@ -90,7 +93,7 @@ def pack(documents: Iterable[Tokens], sequence_length: int) -> PackedRows:
         raise DataError(
             f"too little text: {num_documents} documents with {filled} tokens are less than one "
             f"row of {sequence_length}",
-            where="the training text",
+            where=where,
             fix="add text, or lower sequence_length",
         )
     padding = -filled % sequence_length
@@ -100,8 +103,8 @@ def pack(documents: Iterable[Tokens], sequence_length: int) -> PackedRows:
     rows = PackedRows(*(_rows(parts, sequence_length) for parts in (ids, positions, labels)))
     if not rows.num_targets:
         raise DataError(
-            f"none of {filled} tokens carries a loss",
-            where="the training text",
+            f"none of {filled:,} tokens carries a loss",
+            where=where,
             fix="give chats in which the assistant says something, or turn assistant_only off",
         )
     return rows

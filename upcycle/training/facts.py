@@ -9,6 +9,7 @@ from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import tokenise_files
 from upcycle.data.ledger import TRAIN_DATA, Ledger
+from upcycle.data.order import batch_rows
 from upcycle.data.packing import IGNORED, PackedRows, pack
 from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
@@ -27,6 +28,8 @@ FREE_KEYS = {
 }  # fmt: skip
 _TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
+# Where few tokens are targets, and few of those are trained on, all rows are looked at.
+_PLAIN_SHARE, _FEW_TARGETS = 0.5, 1000
 _DOCUMENTS = 20  # of every source, read at least before a run
 
 
@@ -34,29 +37,54 @@ def training_rows(tokenizer_folder: Path, recipe: TrainOptions) -> tuple[PackedR
     """Packed rows to train on, and the last few (about 2 %), which are held out from it.
 
     Raises:
-        DataError: the text cannot be read, or is less than one batch.
+        DataError: the text cannot be read, is less than one batch, or has nothing to learn from in
+            the rows of any step.
     """
     sources = [source.path for source in recipe.data.sources]
     tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data)
-    rows = pack(tokens, recipe.sequence_length)
+    rows = pack(tokens, recipe.sequence_length, where=_where(recipe))
     # The last rows may carry no loss, such as one of a single token: there is nothing to measure.
     last_with_targets = int((rows.labels != IGNORED).any(dim=1).nonzero().max())
     num_held_out = max(_held_out(len(rows)), len(rows) - last_with_targets)
     _check_batch(len(rows), num_held_out, recipe)
     num_training = len(rows) - num_held_out
     training = rows.part(0, num_training)
-    if not training.num_targets:
-        raise no_targets(f"{num_training} rows of {recipe.sequence_length} tokens")
+    _check_steps(training, recipe)
     return training, rows.part(num_training, len(rows))
 
 
-def no_targets(what: str) -> DataError:
+def _check_steps(rows: PackedRows, recipe: TrainOptions) -> None:
+    """Refuse a run of which every step would be passed over.
+
+    Raises:
+        DataError: naming the sources and their share of targets.
+    """
+    if not rows.num_targets:
+        raise _no_targets(f"{len(rows)} rows of {recipe.sequence_length} tokens", recipe)
+    has_targets = (rows.labels[:, 1:] != IGNORED).any(dim=1)
+    for step in range(recipe.num_steps):
+        chosen = batch_rows(
+            step, batch_size=recipe.batch_size, num_rows=len(rows), seed=recipe.seed
+        )
+        if bool(has_targets[chosen].any()):
+            return
+    share = target_share(rows.num_targets, rows.input_ids.numel())
+    what = f"the rows that {recipe.num_steps} steps train on"
+    raise _no_targets(what, recipe, f": only {share}", ", train more steps")
+
+
+def _no_targets(what: str, recipe: TrainOptions, share: str = "", also: str = "") -> DataError:
     """The refusal of text that nothing could be learnt from."""
     return DataError(
-        f"none of {what} carries a loss",
-        where="recipe, train.data",
-        fix="give chats in which the assistant says something, or turn assistant_only off",
+        f"none of {what} carries a loss{share}",
+        where=_where(recipe),
+        fix=f"give chats in which the assistant says something{also}, or turn assistant_only off",
     )
+
+
+def _where(recipe: TrainOptions) -> str:
+    names = ", ".join(shown(source.path.name) for source in recipe.data.sources)
+    return f"recipe, train.data.sources: {names}"
 
 
 def target_share(targets: int, tokens: int) -> str:
@@ -96,10 +124,14 @@ def check_text(tokenizer_folder: Path, recipe: TrainOptions) -> str:
             details.append(f"not all of it is used: {ledger.summary()}")
         filled += count
     if filled and not targets:
-        raise no_targets(f"{filled:,} tokens")
+        raise _no_targets(f"{filled:,} tokens", recipe)
     if filled < enough:
         num_rows = -(-filled // recipe.sequence_length) if filled >= recipe.sequence_length else 0
         _check_batch(num_rows, _held_out(num_rows), recipe)
+    trained = recipe.num_steps * recipe.batch_size * recipe.sequence_length
+    share = targets / filled if filled else 1.0
+    if share < _PLAIN_SHARE and share * trained < _FEW_TARGETS:  # the steps may meet none of them
+        training_rows(tokenizer_folder, recipe)
     return "; ".join([*details, target_share(targets, filled)])
 
 
