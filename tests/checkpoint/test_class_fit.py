@@ -242,3 +242,22 @@ def test_inspect_needs_no_class(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source")
     set_config(source, vocab_size=300)
     assert inspect_checkpoint(Checkpoint.open(source)).model_type == "llama"
+
+
+def test_experts_of_unequal_sizes_are_not_called_missing(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path, "mixtral")
+
+    def cut(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if "layers.0" in name and "experts.1." in name]:
+            half = weights[name].chunk(2, dim=1 if ".w2." in name else 0)[0]
+            weights[name] = half.contiguous()
+
+    change(source, cut)
+    fit = class_fit(Checkpoint.open(source))
+    assert not fit.loads
+    assert not fit.missing
+    experts = "model.layers.0.mlp.experts."
+    assert list(fit.unjoined) == [f"{experts}down_proj", f"{experts}gate_up_proj"]
+    (line,) = fit.warnings
+    assert "2 that loading cannot join from the tensors that are there, such as experts of" in line
+    assert "missing" not in line

@@ -198,3 +198,21 @@ def test_where_heads_explain_nothing_the_shapes_alone_are_told(tmp_path: Path) -
     assert error.what.endswith(
         "asks for shape [64] but model.layers.0.self_attn.k_proj.bias has [7]"
     )
+
+
+@pytest.mark.parametrize("heads", [2, 4, 16, 32])
+def test_norms_of_each_head_say_how_many_there_are(tmp_path: Path, heads: int) -> None:
+    """Rows of q and k may be any number of heads; a norm of each one's channels may not."""
+    source = tiny_checkpoint(tmp_path, "stablelm", qk_layernorm=True)  # 8 heads of 8
+    plan(source, kv_heads=1)
+    settings = json.loads((source / "config.json").read_text())
+    settings |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    (source / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UpcycleError) as caught:
+        plan(source, kv_heads=1)
+    assert "are 8 query heads and 8 KV heads of head_dim 8" in caught.value.what
+    assert "set num_attention_heads to 8 and num_key_value_heads to 8 in config" in caught.value.fix
+    assert "num_hidden_layers" not in caught.value.fix
+    assert ("is the norm of a head that config.json does not describe" in caught.value.what) == (
+        heads < 8
+    )

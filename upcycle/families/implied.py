@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from upcycle.attention import AttentionShape
+from upcycle.checkpoint.naming import unknown_tensor
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError, FamilyError
 from upcycle.families.family import Family
 from upcycle.families.lookup import family_in
 
 _NUMBERS = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
+_HEAD_NORM = re.compile(r"\.norms\.\d+\.weight$")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,31 @@ def misshapen(
         where=f"{checkpoint.folder / tensor.shard}, {name}",
         fix=f"{fix}; editing them does not convert a model",
     )
+
+
+def not_described(checkpoint: Checkpoint, family: Family, name: str) -> CheckpointError:
+    """The error for a tensor of an attention that the configuration has no place for.
+
+    Args:
+        checkpoint: where it is.
+        family: its layout.
+        name: its name.
+    """
+    what = f"tensor {name} is not part of the attention that config.json describes"
+    fix = (
+        "check model_type, num_hidden_layers and the bias keys of config.json; where an old "
+        "revision named or fused its tensors otherwise, fetch the current revision"
+    )
+    head = _HEAD_NORM.search(name)
+    found = _implied(checkpoint, family) if head and _norms_each_head(family) else None
+    if head and found is not None:
+        what = f"{name} is the norm of a head that config.json does not describe: {found.text}"
+        fix = f"{found.fix}; editing them does not convert a model"
+    return unknown_tensor(checkpoint, name, what, fix)
+
+
+def _norms_each_head(family: Family) -> bool:
+    return family.qk_norm is not None and family.qk_norm.each_head
 
 
 def _implied(checkpoint: Checkpoint, family: Family) -> Implied | None:
@@ -165,6 +192,10 @@ def _head_dims(
     norm = family.qk_norm
     if norm is not None and norm.key is not None and norm.norm.span == "shared":
         weight = checkpoint.tensors.get(f"{first}.{norm.key}.weight")
+        if weight is not None and len(weight.shape) == 1:
+            return [weight.shape[0]]
+    if norm is not None and norm.key is not None and norm.each_head:
+        weight = checkpoint.tensors.get(f"{first}.{norm.key}.norms.0.weight")
         if weight is not None and len(weight.shape) == 1:
             return [weight.shape[0]]
     heads, kv_heads = now["num_attention_heads"], now["num_key_value_heads"]

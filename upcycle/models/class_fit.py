@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -38,6 +38,8 @@ class ClassFit:
         unexpected: shapes by name of what the checkpoint has and the class would ignore; empty
             where transformers renames it.
         mismatched: the shapes in the checkpoint and in the class, by name.
+        unjoined: shapes by name of what the class joins of several tensors that are there, and
+            that do not go together.
     """
 
     model_class: str | None
@@ -46,11 +48,12 @@ class ClassFit:
     missing: Mapping[str, Sequence[int]]
     unexpected: Mapping[str, Sequence[int]]
     mismatched: Mapping[str, Sequence[Sequence[int]]]
+    unjoined: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def loads(self) -> bool:
         """Whether every number of the class comes from the checkpoint."""
-        return not (self.refused or self.missing or self.mismatched)
+        return not (self.refused or self.missing or self.mismatched or self.unjoined)
 
     @property
     def warnings(self) -> list[str]:
@@ -61,6 +64,13 @@ class ClassFit:
             names = [f"{key} {list(shape)}" for key, shape in self.missing.items()]
             found.append(f"{name}: {len(names)} missing, which loading fills with random numbers: ")
             found[-1] += _listed(names)
+        if self.unjoined:
+            names = [f"{key} {list(shape)}" for key, shape in self.unjoined.items()]
+            found.append(
+                f"{name}: {len(names)} that loading cannot join from the tensors that are there, "
+                "such as experts of unequal sizes, and fills with random numbers: "
+                f"{_listed(names)}"
+            )
         if self.mismatched:
             names = [
                 f"{key} is {list(here)}, the class has {list(there)}"

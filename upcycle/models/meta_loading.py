@@ -88,7 +88,8 @@ def _report(model: Any, tensors: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     model._adjust_missing_and_unexpected_keys(report)
     mismatched = {name: [list(here), list(there)] for name, here, there in report.mismatched_keys}
     # What could not even be put together (unequal experts) is there, but not in this shape.
-    missing = (report.missing_keys | set(report.conversion_errors)) - set(mismatched)
+    unjoined = set(report.conversion_errors) - set(mismatched)
+    missing = report.missing_keys - unjoined - set(mismatched)
     return {
         "model_class": type(model).__name__,
         "missing": {name: wanted.get(name, []) for name in sorted(missing)},
@@ -96,4 +97,5 @@ def _report(model: Any, tensors: Mapping[str, Sequence[int]]) -> dict[str, Any]:
             name: list(tensors.get(name, [])) for name in sorted(report.unexpected_keys)
         },
         "mismatched": {name: mismatched[name] for name in sorted(mismatched)},
+        "unjoined": {name: wanted.get(name, []) for name in sorted(unjoined)},
     }

@@ -10,7 +10,7 @@ from typing import Any
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
-from upcycle.checkpoint.naming import layer_behind, missing_tensor, unknown_tensor
+from upcycle.checkpoint.naming import layer_behind, missing_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import AUTO_MAP, model_code, own_class, without_model_code
@@ -23,7 +23,7 @@ from upcycle.families.extra_attention import (
     extra_attention,
     predicting_layers,
 )
-from upcycle.families.implied import misshapen, shape_in
+from upcycle.families.implied import misshapen, not_described, shape_in
 from upcycle.families.retargets.view import left_out_of, on_disk, retargeted
 from upcycle.planning.operations import Operation, OperationPlanner, PlannedShard
 
@@ -323,7 +323,7 @@ def _attention_tensors(
     layers: dict[int, dict[str, Role]] = {}
     for layer in shape.attention_layers:
         names = family.tensor_names(layer, shape)
-        _refuse_unknown(checkpoint, _module(family, layer), set(names.values()))
+        _refuse_unknown(checkpoint, family, layer, set(names.values()))
         for role, name in names.items():
             _check_tensor(checkpoint, family, name, expected_shapes[role])
         layers[layer] = {name: role for role, name in names.items()}
@@ -339,10 +339,6 @@ def _attention_tensors(
         if found[1] not in numbers and found[0] not in modules:
             raise layer_behind(checkpoint, name, total)
     return layers
-
-
-def _module(family: Family, layer: int) -> str:
-    return family.attention_module.format(layer=layer) + "."
 
 
 def _check_tensor(
@@ -366,17 +362,12 @@ def _check_tensor(
         )
 
 
-def _refuse_unknown(checkpoint: Checkpoint, module: str, known: set[str]) -> None:
+def _refuse_unknown(checkpoint: Checkpoint, family: Family, layer: int, known: set[str]) -> None:
     """A tensor of an attention that the family does not know would be silently wrong."""
+    module = family.attention_module.format(layer=layer) + "."
     for name, tensor in checkpoint.tensors.items():
         if name.startswith(module) and name not in known and not is_buffer(name, tensor.shape):
-            raise unknown_tensor(
-                checkpoint,
-                name,
-                f"tensor {name} is not part of the attention that config.json describes",
-                fix="check model_type, num_hidden_layers and the bias keys of config.json; where "
-                "an old revision named or fused its tensors otherwise, fetch the current revision",
-            )
+            raise not_described(checkpoint, family, name)
 
 
 def _refuse_attention(checkpoint: Checkpoint, names: set[str], layer: int) -> None:
