@@ -3,6 +3,7 @@
 head_dim is explicit, so that the tensors are sound; the configuration's own class refuses them.
 """
 
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.regress.folders import set_config
 from tests.tiny import tiny_checkpoint
+from tests.training.test_train_commands import call
 from upcycle.conversion.convert import convert
 from upcycle.errors import StrictError, UpcycleWarning
 
@@ -48,3 +50,20 @@ def test_strict_refuses_it(tmp_path: Path, source: Path) -> None:
         convert(source, tmp_path / "out", kv_heads=2, strict=True)
     assert WORDS in caught.value.what
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "sweep", "doctor"])
+def test_whatever_loads_it_says_so(tmp_path: Path, source: Path, command: str) -> None:
+    """The tokenizer's loader reads the configuration too."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"source: {source}\noutput: run\nconvert: {{kv_heads: 2}}\n")
+    arguments = {
+        "eval": [source, source, "--out", tmp_path / "report"],
+        "sweep": [source, "--kv-heads", 2],
+        "doctor": [recipe],
+    }
+    import_module(f"upcycle.cli.{command}")
+    done = call(command, *arguments[command])
+    assert done.exit_code == (1 if command == "doctor" else 2), done.output
+    assert WORDS in done.output
+    assert "internal error" not in done.output

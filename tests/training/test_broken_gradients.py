@@ -1,6 +1,7 @@
 """A run whose gradients break stops, keeps what is good, and advises a command that then works."""
 
 import functools
+import itertools
 import shlex
 from pathlib import Path
 
@@ -74,3 +75,16 @@ def test_a_rate_that_broke_half_way_goes_on_from_there(
     assert done.exit_code == 0, done.stderr
     assert "went on after step" in done.stdout
     assert "changed: learning_rate 0.001 → 0.0001" in done.stdout
+
+
+def test_the_advice_allows_what_has_changed_since_the_state_that_is_left(run: TinyRun) -> None:
+    recipe = recipe_file(run, "run", steps=20, checkpoint_every=2, warmup_steps=0)
+    assert call("train", recipe, "train.steps=6").exit_code == 0
+    words = ["--resume", "--overwrite", "--allow-change", "steps", "--allow-change"]
+    broken = call("train", recipe, "train.learning_rate=1e38", *words, "learning_rate")
+    assert broken.exit_code == 2
+    words = shlex.split(broken.stderr.split("`")[1])
+    allowed = [after for word, after in itertools.pairwise(words) if word == "--allow-change"]
+    assert allowed == ["learning_rate", "steps"]
+    done = call(*words[1:])
+    assert done.exit_code == 0, done.stderr

@@ -6,6 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from upcycle.checkpoint.remote_code import AUTO_MAP, tell_of_code
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.checkpoint.utf8_names import under_utf8_name
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 # What transformers raises for folders that it cannot make sense of.
 UNLOADABLE = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
-    RuntimeError, TypeError, ValueError,
+    RuntimeError, StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
 
 _OUTPUT_HEADS = ("lm_head.", "embed_out.")
@@ -48,7 +50,6 @@ def load_model(
             it was saved from a class with another head, and none is given.
         DeviceError: this machine lacks the device.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -71,7 +72,7 @@ def load_model(
                 ignore_mismatched_sizes=True,  # reported below, with the missing ones
                 output_loading_info=True,
             )
-        except (*UNLOADABLE, SafetensorError, StrictDataclassError) as error:
+        except (*UNLOADABLE, SafetensorError) as error:
             raise CheckpointError(
                 f"transformers cannot load the model: {said(error)}",
                 where=str(folder),
@@ -178,7 +179,6 @@ def class_config(config: "Mapping[str, Any]") -> Any:
     Raises:
         CheckpointError: it makes none.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     with scratch_folder() as folder:
@@ -186,12 +186,16 @@ def class_config(config: "Mapping[str, Any]") -> Any:
         Path(folder, "config.json").write_text(json.dumps(own), encoding="utf-8")
         try:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        except (*UNLOADABLE, StrictDataclassError) as error:
-            raise CheckpointError(
-                f"transformers {version('transformers')} refuses the configuration: {said(error)}",
-                where=f"config.json of a {config.get('model_type')!r}",
-                fix="`upcycle inspect` says what is in the folder",
-            ) from error
+        except UNLOADABLE as error:
+            raise _refused(error, f"config.json of a {config.get('model_type')!r}") from error
+
+
+def _refused(error: Exception, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"transformers {version('transformers')} refuses the configuration: {said(error)}",
+        where=where,
+        fix="`upcycle inspect` says what is in the folder",
+    )
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -207,6 +211,8 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
             return AutoTokenizer.from_pretrained(
                 named, local_files_only=True, trust_remote_code=False
             )
+    except StrictDataclassError as error:  # it reads the configuration too
+        raise _refused(error, str(folder)) from error
     except UNLOADABLE as error:
         raise CheckpointError(
             f"the tokenizer does not load: {said(error)}",

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -52,7 +51,7 @@ def _refusals() -> Iterator[None]:
     try:
         with quiet():
             yield
-    except (*UNLOADABLE, StrictDataclassError) as error:
+    except UNLOADABLE as error:
         raise CheckpointError(
             f"transformers {transformers.__version__} makes no model of the configuration: "
             f"{said(error)}",

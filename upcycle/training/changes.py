@@ -91,8 +91,7 @@ def changes_since(
     """
     changes = [
         Change(found.step, key, found.facts.get(key), facts.get(key))
-        for key in sorted({*found.facts, *facts} - FREE_KEYS - {"text"})  # the rows decide
-        if found.facts.get(key) != facts.get(key)
+        for key in _differing(found.facts, facts)
     ]
     allowed = {fact for key in allow_change for fact in _CHANGEABLE.get(key, ())}
     refused = [change for change in changes if change.key not in allowed]
@@ -112,6 +111,23 @@ def changes_since(
     return changes
 
 
+def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The facts that differ, but for those that may and the text, of which the rows decide."""
+    keys = {*was, *now} - FREE_KEYS - {"text"}
+    return [key for key in sorted(keys) if was.get(key) != now.get(key)]
+
+
+def keys_to_allow(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """The keys by which a run may go on from a state that has other facts than its own."""
+    return _allowing(set(_differing(was, now)))
+
+
+def _allowing(keys: set[str]) -> set[str]:
+    if keys <= {"rows"} and keys:
+        return {"data"}
+    return keys - {"rows"} if keys & {"data", "assistant_only"} else keys
+
+
 def _way_out(keys: set[str]) -> str:
     fixed = sorted(key for key in keys if key in _FIXED)
     if fixed:
@@ -119,11 +135,7 @@ def _way_out(keys: set[str]) -> str:
             f"restore {', '.join(fixed)} ({'; '.join(_FIXED[key] for key in fixed)}), "
             "or remove the training folder to start anew"
         )
-    if keys <= {"rows"}:
-        keys = {"data"}
-    elif keys & {"data", "assistant_only"}:
-        keys = keys - {"rows"}
-    allowing = " ".join(f"--allow-change {key}" for key in sorted(keys))
+    allowing = " ".join(f"--allow-change {key}" for key in sorted(_allowing(keys)))
     return f"restore what changed, or go on with it: --resume {allowing}"
 
 

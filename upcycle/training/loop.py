@@ -337,6 +337,7 @@ class _Run:
             rows=numbers,
             work=self._work,
             recipe=self._recipe,
+            facts=self._facts,
             command=self._command,
         )
 

@@ -3,13 +3,15 @@
 import math
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from upcycle.errors import TrainingError
 from upcycle.options.train import TrainOptions
+from upcycle.training.changes import keys_to_allow
 from upcycle.training.log import LOG_NAME, read_log
-from upcycle.training.state import state_folders, step_of
+from upcycle.training.state import newest_facts, state_folders, step_of
 
 _LOWER, _USUAL_RATE = 0.1, 1e-4
 _BROKEN = "broken-"
@@ -52,6 +54,7 @@ def diverged(
     rows: Sequence[int],
     work: Path,
     recipe: TrainOptions,
+    facts: Mapping[str, Any],
     command: Sequence[str],
 ) -> TrainingError:
     """The error of a run that computes no numbers any more, with a command that goes on from it.
@@ -62,6 +65,7 @@ def diverged(
         rows: of its batch.
         work: the folder of the states, of which the newest is a good one.
         recipe: the run.
+        facts: of the run; the state may be from before some of them were changed.
         command: that it was started with.
     """
     states = state_folders(work)
@@ -69,7 +73,8 @@ def diverged(
     key = "train.learning_rate="
     words = [*(word for word in command if not word.startswith(key)), f"{key}{rate:.2g}"]
     if states:
-        words += ["--resume", "--allow-change", "learning_rate"]
+        allowed = {"learning_rate"} | keys_to_allow(newest_facts(work) or {}, facts)
+        words += ["--resume", *(w for key in sorted(allowed) for w in ("--allow-change", key))]
     start = f"from the state after step {step_of(states[0])}" if states else "anew"
     return TrainingError(
         what,
