@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ class UpcycleError(Exception):
         what: what is wrong, with the values seen.
         where: file, key, tensor or layer.
         fix: what would be valid, or the way out.
+        details: each of several problems, on a line of its own below `what`.
 
     Attributes:
         exit_code: the command's: 1 where a check failed, 2 where the input is at fault.
@@ -25,15 +27,17 @@ class UpcycleError(Exception):
 
     exit_code = 2
 
-    def __init__(self, what: str, *, where: str, fix: str) -> None:
+    def __init__(self, what: str, *, where: str, fix: str, details: Sequence[str] = ()) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.fix = fix
+        self.details = tuple(details)
 
     def __str__(self) -> str:
-        what, where, fix = (_one_line(part) for part in (self.what, self.where, self.fix))
-        return f"{what}\n  where: {where}\n  fix: {fix}"
+        details = (f"  - {detail}" for detail in self.details)
+        lines = (self.what, *details, f"  where: {self.where}", f"  fix: {self.fix}")
+        return "\n".join(map(_one_line, lines))
 
 
 def _one_line(text: str) -> str:

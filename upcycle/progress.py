@@ -27,4 +27,4 @@ Watcher = Callable[[Progress], None]
 
 
 def ignore(_: Progress) -> None:
-    """The watcher of nobody."""
+    """A watcher that does nothing."""

@@ -144,8 +144,11 @@ def test_every_problem_is_reported_with_line_and_key(tmp_path: Path) -> None:
     )
     with pytest.raises(RecipeError) as caught:
         load_recipe(path, ["train.steps=x", "nonsense", "convert.sed=1"])
-    what, where, fix = str(caught.value).splitlines()
-    assert what.startswith("12 problems in bad.yaml: ")
+    first, *problems, where, fix = str(caught.value).splitlines()
+    assert first == "12 problems in bad.yaml"
+    assert len(problems) == 12
+    assert all(problem.startswith("  - ") for problem in problems)
+    what = "\n".join(problems)
     assert where == f"  where: {path}"
     assert fix.startswith("  fix: ")
     for expected in (

@@ -9,7 +9,9 @@ from upcycle.byte_sizes import parse_bytes
 from upcycle.kvcache.deployment import BATCHED_TOKENS, BATCHED_TOKENS_LARGE
 from upcycle.planning import Plan
 
-Source = Annotated[str, typer.Argument(help="A checkpoint folder, Hub cache snapshot or Hub id.")]
+Source = Annotated[
+    str, typer.Argument(metavar="SRC", help="A checkpoint folder, Hub cache snapshot or Hub id.")
+]
 KvHeads = Annotated[int, typer.Option("--kv-heads", help="KV heads to make, g.")]
 Method = Annotated[str, typer.Option("--method", help="How a group becomes one head.")]
 Calibration = Annotated[
@@ -37,7 +39,7 @@ DropExtraAttention = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Computation dtype: float32, bfloat16 …")]
-Output = Annotated[Path, typer.Argument(help="The folder to make.")]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
 KvDtype = Annotated[
     str | None,
     typer.Option(
@@ -57,7 +59,7 @@ BatchedTokens = Annotated[
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[section.key=value ...]", help="Values instead of the recipe's."),
+    typer.Argument(metavar="section.key=value", help="Values instead of the recipe's."),
 ]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Also write the result as one HTML page.")

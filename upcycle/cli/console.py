@@ -15,7 +15,7 @@ import typer
 
 from upcycle import stopping
 from upcycle.cli import is_first_process
-from upcycle.cli.app import app
+from upcycle.cli.app import HELP, app
 from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
 from upcycle.utf8 import shown, to_json
@@ -58,13 +58,15 @@ class Console:
 
     @contextmanager
     def progress(self) -> "Iterator[Watcher]":
-        """A watcher that draws a bar with rate and ETA on stderr, where stderr is a terminal."""
-        if self.quiet or not sys.stderr.isatty():
+        """A watcher that stderr shows: a bar with rate and ETA in a terminal, else some lines."""
+        if self.quiet:
             yield ignore
             return
-        from upcycle.cli.progress_bar import progress_bar
-
-        with progress_bar() as watcher:
+        if sys.stderr.isatty():
+            from upcycle.cli.progress_bar import progress_bar as shown_progress
+        else:
+            from upcycle.cli.progress_lines import progress_lines as shown_progress
+        with shown_progress() as watcher:
             yield watcher
 
 
@@ -117,7 +119,7 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
             parameters=parameters, return_annotation=None
         )
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name, **settings)(run)
+        app.command(name, context_settings=HELP, **settings)(run)
         return function
 
     return register

@@ -25,7 +25,7 @@ def eval_command(
     candidates: Annotated[
         list[str],
         typer.Argument(
-            metavar="OUT...", help="Converted and uptrained folders; the last one is judged."
+            metavar="OUT", help="Converted and uptrained folders; the last one is judged."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder to make for the report.")],

@@ -1,22 +1,22 @@
 """`upcycle run`: all stages of a recipe."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from upcycle import stopping
+from upcycle.cli.arguments import Overrides, RecipeFile
 from upcycle.cli.console import Console, Outcome, command, launcher
 
 
 @command("run", together=True, epilog="Example: upcycle run recipes/demo.yaml")
 def run_command(
     console: Console,
-    recipe: Annotated[Path, typer.Argument(help="A recipe, .yaml or .py.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]")
-    ] = None,
+    recipe: RecipeFile,
+    overrides: Overrides = None,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -29,11 +29,32 @@ def run_command(
 
     For several processes in training: torchrun --nproc-per-node N -m upcycle run RECIPE
     """
+    words = ["upcycle", "run", str(recipe), *(overrides or [])]
+    return run_recipe(
+        console, recipe, overrides or [], overwrite=overwrite, command_line=shlex.join(words)
+    )
+
+
+def run_recipe(
+    console: Console,
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    overwrite: bool,
+    command_line: str,
+) -> Outcome:
+    """Run a recipe and show what came of it.
+
+    Args:
+        console: where to print.
+        recipe: its file.
+        overrides: `section.key=value` strings.
+        overwrite: see `run`.
+        command_line: what makes the report again.
+    """
     from upcycle.recipe.loading import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
-
-    command_line = shlex.join(["upcycle", "run", str(recipe), *(overrides or [])])
+    loaded = load_recipe(recipe, overrides)
     stopping.advise(
         lambda: (
             "finished stages and training states are kept; go on with: "

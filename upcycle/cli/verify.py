@@ -13,7 +13,7 @@ from upcycle.cli.console import Console, Outcome, command
 def verify_command(
     console: Console,
     source: Source,
-    output: Annotated[str, typer.Argument(help="The folder that convert made.")],
+    output: Annotated[str, typer.Argument(metavar="OUT", help="The folder that convert made.")],
 ) -> Outcome:
     """Prove what is exact about a conversion: untouched bytes, head order, cache, reload."""
     from upcycle.conversion.verify import verify

@@ -1,5 +1,6 @@
 """The options of an uptraining."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,13 +19,18 @@ from upcycle.options.base import (
 
 
 class TextSource(Section):
-    """One file, or one folder of files, to train on.
+    """One file, or one folder of files, to train on; its bare path says the same.
 
     Attributes:
         path: .txt, .md, .py (one document), .jsonl or .parquet (one document per row).
     """
 
     path: PathValue
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str | Path) else value
 
 
 class ChatOptions(Section):

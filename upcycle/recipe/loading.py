@@ -76,9 +76,10 @@ def _failure(path: Path, problems: Sequence[Problem]) -> RecipeError:
             problems[0].what, where=problems[0].where, fix="mend this key, then run again"
         )
     return RecipeError(
-        f"{len(problems)} problems in {path.name}: " + "; ".join(map(str, problems)),
+        f"{len(problems)} problems in {path.name}",
         where=str(path),
         fix="mend each key named above, then run again",
+        details=[str(problem) for problem in problems],
     )
 
 
@@ -197,11 +198,12 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
         slots.append((trained, "teacher", ("train", "teacher")))
     sources = _get(_get(trained, "data"), "sources")
     if isinstance(sources, list):
-        slots += [
-            (source, "path", ("train", "data", "sources", index, "path"))
-            for index, source in enumerate(sources)
-            if isinstance(source, dict) and "path" in source
-        ]
+        for index, source in enumerate(sources):
+            location = ("train", "data", "sources", index)
+            if isinstance(source, dict) and "path" in source:
+                slots.append((source, "path", (*location, "path")))
+            elif isinstance(source, str):
+                slots.append((sources, index, location))
     exported = _get(value, "export")
     if str(_get(exported, "quantize")).endswith((".yaml", ".yml")):
         slots.append((exported, "quantize", ("export", "quantize")))

@@ -32,6 +32,12 @@ def _problem(details: Any, root: type[BaseModel], place: Callable[[Location], st
         return Problem(place(location), f"unknown key{_suggestion(root, location)}")
     if kind == "missing":
         return Problem(place(location), "this key is required")
+    if kind in ("model_type", "model_attributes_type"):
+        section = _model_at(root, location)
+        keys = ", ".join(section.model_fields) if section else ""
+        return Problem(
+            place(location), f"should have keys of its own ({keys}), not {details['input']!r}"
+        )
     message = details["msg"].removeprefix("Value error, ").replace("Input should", "should")
     if kind == "value_error":
         return Problem(place(location), message)

@@ -1,0 +1,87 @@
+"""A recipe with every key and what it means, to be written for a user's own checkpoint."""
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from upcycle.recipe.schema import Recipe
+
+_WIDTH = 98
+
+
+def recipe_text(values: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    """A recipe in YAML: these values, and every other key with its default as a comment.
+
+    Args:
+        values: what the recipe says, as nested mappings; sections that are not there are comments.
+        notes: what else there is to say about a value, by its dotted key.
+    """
+    return "\n".join(_section(Recipe, values, notes, "", 0)) + "\n"
+
+
+def _section(
+    model: type[BaseModel],
+    values: Mapping[str, Any] | None,
+    notes: Mapping[str, str],
+    prefix: str,
+    depth: int,
+) -> Iterator[str]:
+    """The lines of a section; one without values is a comment as a whole."""
+    indent = "  " * depth
+    for key, field in model.model_fields.items():
+        dotted = f"{prefix}{key}"
+        below = _model_of(field)
+        if depth == 0 and below is not None:
+            yield ""
+        about = " ".join(filter(None, [field.description, notes.get(dotted)]))
+        for line in textwrap.wrap(" ".join(about.split()), _WIDTH - len(indent)):
+            yield f"{indent}# {line}"
+        is_given = values is not None and key in values
+        if below is not None:
+            given = values.get(key) if values is not None else None
+            hidden = "" if is_given else "# "
+            yield f"{indent}{hidden}{key}:"
+            lines = _section(below, given, notes, f"{dotted}.", depth + 1)
+            yield from lines if is_given else map(_commented, lines)
+        elif is_given:
+            assert values is not None
+            yield f"{indent}{key}: {_plain(values[key])}"
+        else:
+            yield f"{indent}# {key}: {_plain(_default(field))}"
+
+
+def _commented(line: str) -> str:
+    text = line.lstrip()
+    return line if text.startswith("#") else f"{line[: len(line) - len(text)]}# {text}"
+
+
+def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a key holds, optional or not; a list of them has its values on one line."""
+    is_list = get_origin(field.annotation) is tuple
+    for kind in (field.annotation, *(() if is_list else get_args(field.annotation))):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.is_required():
+        return None
+    default = field.get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else default
+
+
+def _plain(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, bool | int | float | None):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False)
