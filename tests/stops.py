@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # Says "reached" at the moment and stays there for some seconds, as slow work would.
 _PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.path.insert(0, {root!r})
 
 def reached(*_, seconds=60, **__):
