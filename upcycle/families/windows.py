@@ -9,7 +9,7 @@ from typing import Literal
 
 from upcycle.families.class_config import ClassConfig
 
-Rule = Callable[[ClassConfig, int], bool]
+WindowRule = Callable[[ClassConfig, int], bool]
 
 
 def every_layer(_config: ClassConfig, _layer: int) -> bool:
@@ -22,14 +22,14 @@ def no_layer(_config: ClassConfig, _layer: int) -> bool:
     return False
 
 
-def all_but_last_of(period: int | str) -> Rule:
+def all_but_last_of(period: int | str) -> WindowRule:
     """All but the last layer of each period, a number or the key of one."""
     return lambda config, layer: (
         (layer + 1) % (config.whole(period) if isinstance(period, str) else period) != 0
     )
 
 
-def all_but_first_of(period: int) -> Rule:
+def all_but_first_of(period: int) -> WindowRule:
     """All but the first layer of each period."""
     return lambda _config, layer: layer % period != 0
 
@@ -52,7 +52,7 @@ def after_dense_layers(config: ClassConfig, layer: int) -> bool:
     return (layer - dense + 1) % config.whole("sliding_window_pattern") != 0
 
 
-def where_rotated(rotated: bool) -> Rule:
+def where_rotated(rotated: bool) -> WindowRule:
     """The layers whose entry in `no_rope_layers` (1 has a rotation) is this one."""
 
     def rule(config: ClassConfig, layer: int) -> bool:
@@ -75,7 +75,7 @@ class Windows:
         kind: the name of such a layer in `layer_types`.
     """
 
-    rule: Rule = every_layer
+    rule: WindowRule = every_layer
     switch: str | None = None
     key: str = "sliding_window"
     kind: Literal["sliding_attention", "chunked_attention"] = "sliding_attention"
