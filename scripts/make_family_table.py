@@ -16,7 +16,7 @@ from pathlib import Path
 
 from measure_demo import fill
 
-from upcycle.families import FAMILIES, Family
+from upcycle.families import FAMILIES, Family, convertible
 from upcycle.families.projections import Fused
 from upcycle.families.refused import REFUSALS
 from upcycle.families.retargets.rules import RETARGETS
@@ -78,7 +78,7 @@ def rope(family: Family) -> str:
     """The rotation, in words."""
     if family.rope_pairing == "none":
         return "none"
-    partial = "partial_rotary_factor" in family.defaults
+    partial = family.setting({}, "partial_rotary_factor") is not None
     return family.rope_pairing + (", partial" if partial else "")
 
 
@@ -93,7 +93,7 @@ def family_table(measured: Measured) -> str:
         "| model_type | layout | q/k norm | biases qkv / o | RoPE | merged | reordered |",
         "|---|---|---|---|---|--:|--:|",
     ]
-    for name in FAMILIES.names():
+    for name in convertible():
         family = FAMILIES.get(name)
         assert family is not None
         only = " (H or 1)" if family.multi_query_key else ""
@@ -146,7 +146,7 @@ def main() -> None:
     measured = run_tests()
     readme_path = ROOT / "README.md"
     readme = readme_path.read_text(encoding="utf-8")
-    counts = f"{len(FAMILIES.names())} model types load as themselves, {len(RETARGETS)} become "
+    counts = f"{len(convertible())} model types load as themselves, {len(RETARGETS)} become "
     counts += f"another class first, {len(REFUSALS)} kinds are refused with the reason."
     for name, text in {
         "family-counts": counts,

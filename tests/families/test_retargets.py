@@ -191,11 +191,10 @@ def test_what_can_share_heads_is_left_alone(tmp_path: Path) -> None:
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     theirs = AutoConfig.for_model(model_type)
     rule = RETARGETS[model_type]
-    nested = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
-    for key, value in rule.defaults.items():
-        if key == "word_embed_proj_dim":
-            assert theirs.word_embed_proj_dim == theirs.hidden_size
-        elif key in nested:
+    factor = "partial_rotary_factor"
+    nested = {"rotary_emb_base": "rope_theta", "rotary_pct": factor, factor: factor}
+    for key, value in rule.settings({}).values.items():
+        if key in nested:
             assert theirs.rope_parameters[nested[key]] == value
         else:
             assert getattr(theirs, key, None) == value, key

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from tests.families.retarget_sources import SOURCES, source_checkpoint, view_of
-from upcycle.families import FAMILIES
+from upcycle.families import convertible
 from upcycle.families.rope_spelling import missing_rope_keys, older_rope_keys
 from upcycle.models.loading import model_of
 
@@ -30,7 +30,7 @@ def read(folder: Path, config: dict[str, Any]) -> Any:
     return AutoConfig.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES.names())
+@pytest.mark.parametrize("model_type", convertible())
 def test_transformers_reads_the_same_with_both(tmp_path: Path, model_type: str) -> None:
     saved = AutoConfig.for_model(model_type).to_dict()
     cases = [saved]

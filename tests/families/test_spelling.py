@@ -11,7 +11,7 @@ from tests.regress.folders import get_config, load, logits, set_config
 from tests.tiny import tiny_checkpoint
 from upcycle.conversion.convert import convert
 from upcycle.errors import FamilyError
-from upcycle.families import FAMILIES, family_of
+from upcycle.families import convertible, family_of
 from upcycle.families.refused import REFUSALS
 from upcycle.families.retargets.rules import RETARGETS
 from upcycle.families.spelling import OLD_NAMES
@@ -29,7 +29,7 @@ def test_each_is_no_type_of_transformers_and_names_a_family(name: str) -> None:
     old = OLD_NAMES[name]
     assert name not in CONFIG_MAPPING_NAMES
     assert name not in [known for found in REFUSALS for known in found.model_types]
-    assert old.native in FAMILIES.names()
+    assert old.native in convertible()
     assert old.renames or old.steps
     error = error_of(model_type=name)
     assert error.what.startswith(f"model_type {name!r} is transformers' {old.native} ")
@@ -129,7 +129,7 @@ def test_a_misspelt_type_is_guessed(config: dict[str, object], meant: str) -> No
 def test_an_unknown_type_lists_what_is_supported() -> None:
     error = error_of(model_type="entirely-different")
     names = error.fix.removeprefix("supported are ").split(", ")
-    assert names == sorted([*FAMILIES.names(), *RETARGETS])
+    assert names == sorted([*convertible(), *RETARGETS])
 
 
 def test_yi_has_other_names_of_its_norms() -> None:

@@ -25,11 +25,9 @@ from upcycle.errors import CheckpointError, PlanError, UpcycleError
 from upcycle.families import shape_of
 from upcycle.families.latent import Latent
 from upcycle.kvcache.counting import (
-    attention_core_macs,
     count_attention,
     kv_cache_bytes,
     kv_cache_elements,
-    kv_projection_macs,
     kv_projection_parameters,
     parameters_saved,
 )
@@ -60,23 +58,18 @@ def test_counts_are_those_of_loops(
 ) -> None:
     choices = valid_kv_heads(shape.num_attention_heads, shape.num_key_value_heads)
     kv_heads = data.draw(st.sampled_from(choices))
-    cached = core = projections = parameters = 0
+    cached = projections = parameters = 0
     for _layer in range(shape.num_layers):
         for _kv_head in range(kv_heads):
             for _channel in range(shape.head_dim + shape.value_head_dim):
                 parameters += shape.hidden_size + (1 if shape.qkv_bias else 0)
+                projections += shape.hidden_size
                 for _token in range(batch * length):
                     cached += 1
-                    projections += shape.hidden_size
-        for _query_head in range(shape.num_attention_heads):
-            for _query in range(2 * batch):
-                for _key in range(length):
-                    core += shape.head_dim  # one score
-                    core += shape.value_head_dim  # one weighted value
     assert kv_cache_elements(shape, kv_heads, length=length, batch=batch) == cached
-    assert kv_projection_macs(shape, kv_heads, tokens=batch * length) == projections
     assert kv_projection_parameters(shape, kv_heads) == parameters
-    assert attention_core_macs(shape, queries=2, keys=length, batch=batch) == core
+    counts = {each.kv_heads: each for each in count_attention(shape, length=1)}
+    assert counts[kv_heads].projection_macs == projections
 
 
 @given(shape=shapes())
@@ -170,10 +163,11 @@ def test_counts_are_those_of_a_real_forward_and_its_cache(kv_heads: int) -> None
         counts = counter.get_flop_counts()
         return sum(counts[name.format(layer)][operation] for layer in range(2)) // 2
 
-    core = attention_core_macs(shape, queries=5, keys=5, batch=3)
-    assert macs("", torch.ops.aten.bmm) == core
+    counts = next(each for each in count_attention(shape, length=5) if each.kv_heads == kv_heads)
+    # Eager attention saves nothing for the causal mask: 3 x 5 queries meet 5 keys each.
+    assert macs("", torch.ops.aten.bmm) == 15 * counts.core_macs
     projections = macs(".k_proj", torch.ops.aten.mm) + macs(".v_proj", torch.ops.aten.mm)
-    assert projections == kv_projection_macs(shape, tokens=15)
+    assert projections == 15 * counts.projection_macs
     cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     assert cached == kv_cache_elements(shape, length=5, batch=3)
     stored = sum(

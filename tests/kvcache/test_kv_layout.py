@@ -1,18 +1,20 @@
 """What layers cache, against transformers' own cache objects and against loops."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, DynamicCache
+from transformers import CONFIG_MAPPING, AutoConfig, DynamicCache
 
 from tests.tiny import BASE, FAMILIES, tiny_model
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import FamilyError
-from upcycle.families.windows import _CLASSES
+from upcycle.families import FAMILIES as REGISTRY
+from upcycle.families import Family, convertible, family_of
+from upcycle.families.latent import latent_attention
 from upcycle.kvcache.counting import kv_cache_elements
 from upcycle.kvcache.layout import CacheLayout, cache_layout
 
@@ -23,18 +25,32 @@ ON = {
     "use_sliding_window": True,
     "max_window_layers": 3,
 }
-HYBRIDS = ["falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "qwen3_next"]
+
+
+def registered(name: str) -> Family:
+    family = REGISTRY.get(name)
+    assert family is not None
+    return family
+
+
+WINDOWED = {name for name in convertible() if registered(name).windows is not None}
+HYBRIDS = {name for name in convertible() if registered(name).states is not None}
+LATENT = sorted(set(REGISTRY.names()) - set(convertible()))
 
 
 def windows_of_transformers(config: Any) -> tuple[int | None, ...]:
-    layers = DynamicCache(config=config).layers
+    """Of the layers that cache keys and values."""
+    layers = [each for each in DynamicCache(config=config).layers if hasattr(each, "is_sliding")]
     return tuple(layer.sliding_window if layer.is_sliding else None for layer in layers)
 
 
 @pytest.mark.parametrize("overrides", [{}, {**ON, "layer_types": None}], ids=["plain", "windows"])
-@pytest.mark.parametrize("model_type", sorted(_CLASSES))
+@pytest.mark.parametrize("model_type", sorted(set(convertible()) - HYBRIDS))
 def test_windows_are_those_of_the_class(model_type: str, overrides: dict[str, Any]) -> None:
-    settings = {**BASE, **FAMILIES[model_type], **overrides}
+    known = set(overrides)
+    if model_type not in WINDOWED:  # what a class does not declare means nothing to it
+        known &= {field.name for field in fields(CONFIG_MAPPING[model_type])}
+    settings = {**BASE, **FAMILIES[model_type], **{key: overrides[key] for key in known}}
     config = AutoConfig.for_model(model_type, **settings)
     expected = windows_of_transformers(config)
     assert cache_layout({**settings, "model_type": model_type}).windows == expected
@@ -45,7 +61,7 @@ def test_most_classes_are_seen_with_a_window() -> None:
     """The test above can fail: windows do occur in it."""
     found = {
         model_type
-        for model_type in _CLASSES
+        for model_type in set(convertible()) - HYBRIDS
         if any(
             cache_layout(
                 {**BASE, **FAMILIES[model_type], **ON, "layer_types": None}
@@ -53,7 +69,7 @@ def test_most_classes_are_seen_with_a_window() -> None:
             ).windows
         )
     }
-    assert found == set(_CLASSES) - {"mellum"}
+    assert found == WINDOWED - {"mellum"}
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "mistral", "olmo3"])
@@ -66,8 +82,8 @@ def test_elements_are_those_of_a_real_cache_with_windows(model_type: str, length
     assert kv_cache_elements(model.config.to_dict(), length=length) == cached
 
 
-@pytest.mark.parametrize("model_type", HYBRIDS)
-def test_states_and_elements_are_those_of_a_real_hybrid_cache(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", convertible())
+def test_states_and_elements_are_those_of_a_real_cache(model_type: str) -> None:
     model = tiny_model(model_type)
     with torch.no_grad():
         cache = model(torch.arange(9)[None] + 3, use_cache=True).past_key_values
@@ -80,9 +96,26 @@ def test_states_and_elements_are_those_of_a_real_hybrid_cache(model_type: str) -
     ]
     cached = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     layout = cache_layout(model.config.to_dict())
-    assert layout.state_elements == sum(state.numel() for state in states) > 0
+    assert layout.state_elements == sum(state.numel() for state in states)
+    assert (layout.state_elements > 0) == (model_type in HYBRIDS)
     elements = sum(tensor.numel() for tensor in cached if tensor is not None)
     assert kv_cache_elements(layout, length=9) == elements
+
+
+@pytest.mark.parametrize("model_type", LATENT)
+def test_a_latent_has_the_channels_that_the_class_says(model_type: str) -> None:
+    # Kimi K2 comes with code of its own, with the configuration of DeepSeek-V3.
+    theirs = AutoConfig.for_model("deepseek_v3" if model_type == "kimi_k2" else model_type)
+    config = {**theirs.to_dict(), "model_type": model_type}
+    shape, latent = latent_attention(config)
+    layout = cache_layout(config)
+    assert (layout.shape, layout.latent) == (shape, latent)
+    assert layout.now.elements == theirs.kv_lora_rank + theirs.qk_rope_head_dim
+    assert shape.head_dim == theirs.qk_nope_head_dim + theirs.qk_rope_head_dim
+    assert shape.value_head_dim == theirs.v_head_dim
+    assert layout.windows == (None,) * theirs.num_hidden_layers
+    with pytest.raises(FamilyError, match="MLA caches one compressed latent"):
+        family_of(config)
 
 
 def layout_with(windows: list[int | None]) -> CacheLayout:

@@ -32,6 +32,7 @@ from upcycle.heads.permute import can_reorder, permute_kv_heads
 from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
+from upcycle.kvcache.layout import cache_layout
 from upcycle.models.cache_size import measured_cache_bytes
 from upcycle.models.loading import classes_of, load_model, plain_classes
 from upcycle.planning import Attention, Copy, Plan, planned_family
@@ -255,8 +256,9 @@ def check_reload(output: Checkpoint, todo: Plan) -> list[Check]:
         model, name = _loaded(output)
     except CheckpointError as error:
         return [Check("plain AutoModelForCausalLM loads it", 1, 0, error.what)]
-    window = getattr(model.config, "sliding_window", None) or _PROBE_TOKENS + 1
-    length = max(2, min(_PROBE_TOKENS, window - 1))  # a full window would drop keys, rightly
+    windows = filter(None, cache_layout(output.config).windows)
+    # A full window would drop keys, rightly.
+    length = max(2, min(_PROBE_TOKENS, min(windows, default=_PROBE_TOKENS + 1) - 1))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, length), generator=generator)
     cache = DynamicCache(config=model.config)

@@ -143,7 +143,7 @@ def predicting_layers(family: Family, config: Mapping[str, Any]) -> dict[str, An
     return {
         key: family.setting(config, key)
         for key in NEXTN_KEYS
-        if key in config or family.setting(config, key) is not None
+        if key in config or family.setting(config, key)
     }
 
 

@@ -3,34 +3,32 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from upcycle.attention import AttentionShape, AttentionWeights, QkNorm, Rope, RopePairing
 from upcycle.errors import FamilyError
+from upcycle.families.class_config import ClassConfig, class_defaults
 from upcycle.families.projections import Projections, Role, Separate, by_head
 from upcycle.families.qk_norms import NormTensors
+from upcycle.families.states import States
+from upcycle.families.windows import Windows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LARGEST_COUNT = 1 << 20  # a damaged number must not become a loop without end
 
-# What most classes assume for keys that `config.json` leaves out.
-COMMON: Mapping[str, Any] = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "initializer_range": 0.02,
-}
-
 
 @dataclass(frozen=True)
 class Family:
-    """An attention layout, declared.
+    """An attention layout and what its layers cache, declared.
 
     Attributes:
         model_type: the value of `model_type` in `config.json`.
-        defaults: what the class assumes for keys that `config.json` leaves out.
+        defaults: what the class assumes for keys that `config.json` leaves out, where
+            `class_defaults` does not say: of keys that a class of transformers reads without
+            declaring them, and of classes that transformers does not have.
         aliases: other names of keys, which a configuration may have instead.
         projections: where q, k, v and o lie.
         qkv_bias: True, False, or the configuration key that says whether q, k and v have biases.
@@ -48,6 +46,9 @@ class Family:
         sinks: the tensor of the attention sinks, if there are any.
         multi_query_key: for classes that know H KV heads or one: the key that says which.
         attention_layers: which layers have attention, for classes whose others have none.
+        windows: which layers see the latest tokens alone, if any may.
+        states: what is kept for each sequence beside keys and values, if anything is.
+        latent: whether one latent is cached for all heads, so that there are none to merge.
         refused: configuration keys that, when set, change the attention in a way that cannot be
             converted, each with the reason.
     """
@@ -69,14 +70,18 @@ class Family:
     sinks: str | None = None
     multi_query_key: str | None = None
     attention_layers: "Callable[[Family, Mapping[str, Any]], tuple[int, ...]] | None" = None
+    windows: Windows | None = None
+    states: States | None = None
+    latent: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def setting(self, config: Mapping[str, Any], key: str) -> Any:
         """A configuration value, or the class default where the key is absent."""
-        for name in (key, self.aliases.get(key, key)):
-            if name in config:
-                return config[name]
-        return self.defaults.get(key)
+        for source in (config, self.defaults, class_defaults(self.model_type)):
+            for name in (key, self.aliases.get(key, key)):
+                if name in source:
+                    return source[name]
+        return None
 
     def shape(self, config: Mapping[str, Any]) -> AttentionShape:
         """The attention's numbers from a raw `config.json`.
@@ -193,6 +198,41 @@ class Family:
         stated = edits if "num_key_value_heads" in config else {}
         return {self.multi_query_key: kv_heads == 1, **stated}
 
+    def attention_windows(
+        self, config: Mapping[str, Any], layers: tuple[int, ...]
+    ) -> tuple[int | None, ...]:
+        """The window of each of `layers`, in tokens with the newest among them; None for no limit.
+
+        A layer that attends in chunks counts as one with a window of a chunk, its largest reach.
+
+        Args:
+            config: a raw `config.json`.
+            layers: the layers that have attention.
+
+        Raises:
+            FamilyError: a number or a list of the configuration makes no sense.
+        """
+        if self.windows is None:
+            return (None,) * len(layers)
+        return self.windows.of_layers(self._class_config(config), layers)
+
+    def state_elements(self, config: Mapping[str, Any], attention_layers: int) -> int:
+        """Elements of all states of one sequence; they do not grow with it.
+
+        Args:
+            config: a raw `config.json`.
+            attention_layers: how many layers have attention.
+
+        Raises:
+            FamilyError: a number of the configuration makes no sense.
+        """
+        if self.states is None:
+            return 0
+        layers = self.count(config, "num_hidden_layers")
+        if not self.states.everywhere:
+            layers -= attention_layers
+        return layers * self.states.of_layer(self._class_config(config))
+
     def count(self, config: Mapping[str, Any], key: str) -> int:
         """A positive whole number of the configuration, or the class default.
 
@@ -222,6 +262,9 @@ class Family:
                 fix="give the number that the model was made with",
             )
         return float(value)
+
+    def _class_config(self, config: Mapping[str, Any]) -> ClassConfig:
+        return ClassConfig(self.model_type, partial(self.setting, config))
 
     def _kv_heads(self, config: Mapping[str, Any], heads: int) -> int:
         if self.multi_query_key is not None:

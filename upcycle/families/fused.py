@@ -1,23 +1,15 @@
 """q, k and v in one tensor."""
 
 from upcycle.attention import QkNorm
-from upcycle.families.family import COMMON, Family
+from upcycle.families.family import Family
 from upcycle.families.projections import Fused
 from upcycle.families.qk_norms import NormTensors
+from upcycle.families.windows import Windows
 
 FAMILIES = (
-    Family(
-        "phi3",
-        {**COMMON, "hidden_size": 3072},
-        projections=Fused(),
-    ),
+    Family("phi3", projections=Fused(), windows=Windows()),
     Family(
         "sarvam_moe",
-        {
-            **COMMON, "num_hidden_layers": 19, "num_attention_heads": 64,
-            "num_key_value_heads": 4, "head_dim": 64, "initializer_range": 0.006,
-            "rms_norm_eps": 1e-6, "partial_rotary_factor": 1.0, "use_qk_norm": True,
-        },
         aliases={"attention_bias": "use_qkv_bias"},
         projections=Fused("query_key_value", "dense"),
         qkv_bias="attention_bias",
@@ -31,10 +23,6 @@ FAMILIES = (
     ),
     Family(
         "gpt_bigcode",
-        {
-            **COMMON, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-            "multi_query": True,
-        },
         aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -50,10 +38,6 @@ FAMILIES = (
     ),
     Family(
         "falcon",
-        {
-            **COMMON, "hidden_size": 4544, "num_attention_heads": 71, "multi_query": True,
-            "alibi": False,
-        },
         projections=Fused("query_key_value", "dense", per_head=True),
         qkv_bias="bias",
         output_bias="bias",
@@ -62,4 +46,4 @@ FAMILIES = (
         attention_module="transformer.h.{layer}.self_attention",
         multi_query_key="multi_query",
     ),
-)  # fmt: skip
+)

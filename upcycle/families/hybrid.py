@@ -5,9 +5,10 @@ from typing import Any
 
 from upcycle.attention import QkNorm
 from upcycle.errors import FamilyError
-from upcycle.families.family import COMMON, Family
+from upcycle.families.family import Family
 from upcycle.families.projections import Separate
 from upcycle.families.qk_norms import NormTensors
+from upcycle.families.states import States, delta_rule, mamba, mamba_2, short_convolution
 
 _BIAS = "attention_bias"
 _ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
@@ -63,44 +64,37 @@ def _bad(family: Family, key: str, value: object, wanted: str) -> FamilyError:
 FAMILIES = (
     Family(
         "jamba",
-        {
-            **COMMON, "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4,
-        },
         rope_pairing="none",
         attention_layers=_every("attn_layer_period", "attn_layer_offset"),
+        states=States(mamba),
     ),
     Family(
         "granitemoehybrid",
-        {**COMMON},
         qkv_bias=_BIAS,
         output_bias=_BIAS,
         rope_when=("position_embedding_type", "rope"),
         attention_layers=_listed(_listed(_indexed("layer_types"), key="layers_block_type")),
+        states=States(mamba_2),
     ),
     *(
         Family(
             model_type,
-            {
-                **COMMON, "hidden_size": hidden, "num_key_value_heads": 8, "norm_eps": 1e-5,
-            },
             projections=Separate(output="out_proj"),
             qk_norm=NormTensors(
                 QkNorm("rms", "shared"), "norm_eps", query="q_layernorm", key="k_layernorm"
             ),
             attention_layers=_listed(_indexed("full_attn_idxs")),
+            states=States(short_convolution),
         )
-        for model_type, hidden in (("lfm2", 2560), ("lfm2_moe", 2048))
+        for model_type in ("lfm2", "lfm2_moe")
     ),
     Family(
         "qwen3_next",
-        {
-            **COMMON, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,
-            "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25,
-            "rms_norm_eps": 1e-6, "full_attention_interval": 4,
-        },
+        {"full_attention_interval": 4},
         projections=Separate(gated=True),
         qk_norm=NormTensors(QkNorm("rms", "shared", offset=1.0)),
         attention_layers=_listed(_every("full_attention_interval")),
+        states=States(delta_rule),
         refused={_BIAS: "the biases of its gated queries are not handled"},
     ),
-)  # fmt: skip
+)

@@ -11,6 +11,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError, FamilyError
 from upcycle.families.family import Family
 from upcycle.families.lookup import family_in
+from upcycle.families.spelling import as_json
 
 _NUMBERS = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
 _HEAD_NORM = re.compile(r"\.norms\.\d+\.weight$")
@@ -142,7 +143,7 @@ def _implied(checkpoint: Checkpoint, family: Family) -> Implied | None:
         for heads, kv_heads, dim in best
     )
     fixes = ", or set ".join(
-        " and ".join(f"{key} to {_json(value)}" for key, value in edits.items())
+        " and ".join(f"{key} to {as_json(value)}" for key, value in edits.items())
         for edits in best.values()
     )
     return Implied(f"its {_count(rows)} are {heads_text}", f"set {fixes} in config.json")
@@ -245,7 +246,3 @@ def _edits(
 
 def _count(rows: _Rows) -> str:
     return f"{rows.query} query rows and {rows.key} key rows"
-
-
-def _json(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,12 +14,8 @@ from typing import Any
 
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import FamilyError
+from upcycle.families.family import Family
 
-# Classes whose layers all cache one latent and nothing else.
-_MODEL_TYPES = (
-    "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "minicpm3", "mistral4",
-    "sarvam_mla", "youtu",
-)  # fmt: skip
 _DIMS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
@@ -50,11 +46,6 @@ class Latent:
         return self.elements / (shape.head_dim - self.rope_dim + shape.value_head_dim)
 
 
-def is_latent(config: Mapping[str, Any]) -> bool:
-    """Whether a raw `config.json` is of a class with multi-head latent attention."""
-    return config.get("model_type") in _MODEL_TYPES
-
-
 def latent_attention(config: Mapping[str, Any]) -> tuple[AttentionShape, Latent]:
     """The attention of a model with a latent; its heads are those after the up-projection.
 
@@ -81,3 +72,13 @@ def latent_attention(config: Mapping[str, Any]) -> tuple[AttentionShape, Latent]
         output_bias=False,
     )
     return shape, Latent(rank, rotated)
+
+
+# Classes whose layers all cache one latent and nothing else.
+FAMILIES = tuple(
+    Family(model_type, latent=True)
+    for model_type in (
+        "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "minicpm3", "mistral4",
+        "sarvam_mla", "youtu",
+    )
+)  # fmt: skip

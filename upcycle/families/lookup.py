@@ -7,7 +7,7 @@ from typing import Any
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import FamilyError
-from upcycle.families import fused, hybrid, normed, plain
+from upcycle.families import fused, hybrid, latent, normed, plain
 from upcycle.families.family import Family
 from upcycle.families.refused import refusal
 from upcycle.families.retargets.rules import RETARGETS, target_config
@@ -16,7 +16,8 @@ from upcycle.registry import Registry
 
 FAMILIES: Registry[Family] = Registry("family", "upcycle.families")
 
-for _module in (plain, normed, fused, hybrid):
+LAYOUTS = (plain, normed, fused, hybrid, latent)
+for _module in LAYOUTS:
     for _family in _module.FAMILIES:
         FAMILIES.add(_family.model_type)(_family)
 
@@ -29,6 +30,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
+    if family is not None and family.latent:
+        family = None
     refused = refusal(config, supported=family is not None)
     if refused is not None:
         raise refused.error(config)
@@ -37,11 +40,22 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return family
 
 
+def convertible() -> list[str]:
+    """The model types whose own class can share KV heads, sorted."""
+    return [name for name in FAMILIES.names() if not caches_latent({"model_type": name})]
+
+
+def caches_latent(config: Mapping[str, Any]) -> bool:
+    """Whether a raw `config.json` is of a class with multi-head latent attention."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return family is not None and family.latent
+
+
 def _unknown(config: Mapping[str, Any]) -> FamilyError:
     """The error for a model type that transformers knows under another name, or not at all."""
     old = OLD_NAMES.get(str(config.get("model_type")))
     if old is None:
-        return unsupported(config, [*FAMILIES.names(), *RETARGETS])
+        return unsupported(config, [*convertible(), *RETARGETS])
     native = old.translated(config)
     if config.get("n_head_kv"):  # the first releases of Falcon had no key for the new decoder
         native["new_decoder_architecture"] = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upcycle.errors import FamilyError
+from upcycle.families import latent
 
 _AS_ITSELF = "convert a model whose class in transformers has num_key_value_heads, such as llama"
 _DECODER_ONLY = "convert a decoder-only model, such as llama"
@@ -82,9 +83,9 @@ REFUSALS = (
         "lower the latent by training, not by merging",
         keys=("kv_lora_rank",),
         model_types=(
-            "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-            "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "kimi_k2", "kimi_linear",
-            "longcat_flash", "minicpm3", "mistral4", "sarvam_mla", "youtu",
+            *(family.model_type for family in latent.FAMILIES),
+            "axk1", "axk2", "bailing_hybrid", "deepseek_v32", "dots3_note_text", "glm_moe_dsa",
+            "hy_v4", "kimi_linear", "longcat_flash",
         ),
     ),
     Refusal(

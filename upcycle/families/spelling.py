@@ -43,7 +43,7 @@ class OldName:
             old = [f"{key} to {new}" for key, new in self.keys.items() if key in config]
             if old:
                 parts.append(f"rename {', '.join(old)}")
-            parts += [f"set {key} to {_json(value)}" for key, value in self.values.items()]
+            parts += [f"set {key} to {as_json(value)}" for key, value in self.values.items()]
             if "auto_map" in config:
                 parts.append("remove auto_map")
         if self.steps:
@@ -165,5 +165,6 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """A number, a word or a flag as a user types it into `config.json`."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -35,8 +35,6 @@ class Freedom:
         values_reason: the same for values.
         value_bias: whether the bias of the values can move into the bias of the output.
         value_bias_reason: the same for it.
-        order: whether KV heads can be put into another order, each with its query heads.
-        order_reason: the same for it.
     """
 
     keys: Literal["scale", "rotation", "none"]
@@ -45,13 +43,11 @@ class Freedom:
     values_reason: str
     value_bias: bool
     value_bias_reason: str
-    order: bool
-    order_reason: str
 
 
 def freedom(weights: AttentionWeights) -> Freedom:
     """The exact transforms of these weights, each with the reason."""
-    return Freedom(*_keys(weights), *_values(weights), *_value_bias(weights), *can_reorder(weights))
+    return Freedom(*_keys(weights), *_values(weights), *_value_bias(weights))
 
 
 def transform_keys(weights: AttentionWeights, planes: Tensor, passing: Tensor) -> AttentionWeights:
@@ -161,7 +157,7 @@ def scramble(weights: AttentionWeights, generator: torch.Generator) -> Attention
         weights = transform_values(weights, draw(kv_heads, width).tanh().exp2().diag_embed())
     if allowed.value_bias:
         weights = fold_value_bias(weights)
-    if not allowed.order:
+    if not can_reorder(weights)[0]:
         return weights
     return permute_kv_heads(weights, torch.randperm(kv_heads, generator=generator).tolist())
 

@@ -5,14 +5,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from torch import Tensor
-
-from upcycle.attention import AttentionWeights
-from upcycle.heads.methods import MergeRequest, get_method
-from upcycle.heads.moments import LayerMoments
-from upcycle.heads.permute import permute_kv_heads
-from upcycle.heads.reference import attention_output
-
 Group = tuple[int, ...]
 Cost = Callable[[Sequence[int]], float]
 
@@ -60,51 +52,6 @@ def search_groups(cost: Cost, kv_heads: int, groups: int, *, seed: int = 0) -> l
         ]
         best = min(found, key=total)
     return [head for group in sorted(tuple(sorted(group)) for group in best) for head in group]
-
-
-def pairwise(cost: Cost) -> Cost:
-    """A cheaper cost of large groups: the sum over their pairs of heads.
-
-    For the mean of a group the two are equal: Σ_h |x_h - x̄|² = (2 / n) Σ_pairs |x_i - x_j|² / 2.
-    """
-    known: dict[Group, float] = {}
-
-    def summed(group: Sequence[int]) -> float:
-        pairs = list(combinations(sorted(group), 2))
-        for pair in pairs:
-            if pair not in known:
-                known[pair] = cost(pair)
-        return 2 / len(group) * sum(known[pair] for pair in pairs)
-
-    return summed
-
-
-def measured_cost(
-    weights: AttentionWeights,
-    moments: LayerMoments,
-    x: Tensor,
-    *,
-    method: str,
-    theta: float = 1e4,
-) -> Cost:
-    """The squared error of the attention output when a group is merged, its heads seen alone.
-
-    Args:
-        weights: the layer.
-        moments: of the layer.
-        x: [T, D] one sequence of attention inputs, in fp64 or fp32.
-        method: the name of the merge method.
-        theta: the rotary base.
-    """
-    merge = get_method(method).merge
-
-    def error(group: Sequence[int]) -> float:
-        own = permute_kv_heads(weights, group)
-        request = MergeRequest(1, 0, 0, 0.0, moments.select(group))
-        merged = attention_output(merge(own, request), x, theta=theta)
-        return float((merged - attention_output(own, x, theta=theta)).square().sum())
-
-    return error
 
 
 def _number_of_partitions(heads: int, groups: int) -> int:

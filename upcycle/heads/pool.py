@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights
+from upcycle.heads.blocks import grouped
 from upcycle.heads.methods import MergeRequest, method
 
 Pool = Callable[[Tensor], Tensor]
@@ -27,7 +28,7 @@ def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """
 
     def pool(heads: Tensor) -> Tensor:  # [K, ...] -> [g, ...]
-        groups = _groups(heads, request)
+        groups = grouped(heads, request.num_key_value_heads)
         merged = heads.new_empty(groups.shape[0], *groups.shape[2:])
         for group, new in zip(groups, merged, strict=True):
             # A block at a time: in fp64 a whole layer would be four times its bf16 bytes.
@@ -44,7 +45,7 @@ def first(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the first of its group."""
 
     def pool(heads: Tensor) -> Tensor:  # [K, ...] -> [g, ...]
-        return _groups(heads, request)[:, 0]
+        return grouped(heads, request.num_key_value_heads)[:, 0]
 
     return _map_kv(weights, pool)
 
@@ -82,11 +83,6 @@ def repeat(weights: AttentionWeights, num_key_value_heads: int) -> AttentionWeig
     """Raise K to a multiple of it by repeating each KV head: exact, the inverse of a merge."""
     times = num_key_value_heads // weights.num_key_value_heads
     return _map_kv(weights, lambda heads: heads.repeat_interleave(times, 0))
-
-
-def _groups(heads: Tensor, request: MergeRequest) -> Tensor:
-    """[K, ...] as [g, K / g, ...]: groups are contiguous."""
-    return heads.reshape(request.num_key_value_heads, -1, *heads.shape[1:])
 
 
 def norm_is_per_head(weights: AttentionWeights) -> bool:

@@ -62,21 +62,6 @@ def kv_cache_elements(
     return layout.entry(kv_heads).elements * tokens
 
 
-def attention_core_macs(shape: AttentionShape, *, queries: int, keys: int, batch: int = 1) -> int:
-    """Multiply-accumulates of QK^T and of weights times V in all layers, without the causal saving.
-
-    The number of KV heads does not occur in it: every query head meets every key, shared or not.
-    """
-    pairs = _count("batch", batch) * _count("queries", queries) * _count("keys", keys)
-    per_pair = shape.num_attention_heads * (shape.head_dim + shape.value_head_dim)
-    return shape.num_layers * per_pair * pairs
-
-
-def kv_projection_macs(shape: AttentionShape, kv_heads: int | None = None, *, tokens: int) -> int:
-    """Multiply-accumulates of the K and V projections in all layers."""
-    return _kv_rows(shape, kv_heads) * shape.hidden_size * _count("tokens", tokens)
-
-
 def kv_projection_parameters(shape: AttentionShape, kv_heads: int | None = None) -> int:
     """Weights and biases of the K and V projections in all layers."""
     return _kv_rows(shape, kv_heads) * (shape.hidden_size + int(shape.qkv_bias))

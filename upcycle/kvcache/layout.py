@@ -10,11 +10,9 @@ from typing import Any, Literal
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.files import read_json_object
 from upcycle.checkpoint.reader import read_config, resolve_config
-from upcycle.families import family_of, shape_of
-from upcycle.families.latent import Latent, is_latent, latent_attention
+from upcycle.families import caches_latent, family_of
+from upcycle.families.latent import Latent, latent_attention
 from upcycle.families.retargets.rules import target_config
-from upcycle.families.states import state_elements
-from upcycle.families.windows import attends_in_chunks, attention_windows
 from upcycle.planning import check_kv_heads
 
 AttentionKind = Literal["MHA", "GQA", "MQA", "MLA"]
@@ -161,19 +159,17 @@ def cache_layout(source: ShapeSource) -> CacheLayout:
     if isinstance(source, AttentionShape):
         return CacheLayout(source, (None,) * source.num_layers)
     config = source if isinstance(source, Mapping) else config_of(source)
-    if is_latent(config):
+    if caches_latent(config):
         shape, latent = latent_attention(config)
         return CacheLayout(shape, (None,) * shape.num_layers, latent)
-    shape = shape_of(config)
     target = target_config(config)
-    num_layers = family_of(target).count(target, "num_hidden_layers")
+    family = family_of(target)
+    shape = family.shape(target)
     return CacheLayout(
         shape,
-        attention_windows(target, shape.attention_layers),
-        state_elements=state_elements(
-            target, num_layers=num_layers, attention_layers=shape.num_layers
-        ),
-        chunked=attends_in_chunks(target),
+        family.attention_windows(target, shape.attention_layers),
+        state_elements=family.state_elements(target, shape.num_layers),
+        chunked=family.windows is not None and family.windows.chunked,
     )
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from upcycle.attention import AttentionShape
 from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.families import family_in
+from upcycle.families import caches_latent, family_in
 from upcycle.families.implied import shape_in
-from upcycle.families.latent import is_latent
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
 from upcycle.kvcache.counting import kv_projection_parameters, parameters_saved
 from upcycle.planning import planned_sizes
@@ -85,7 +84,7 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
         CheckpointError: the attention tensors contradict the config.
         FamilyError: the model's attention is not supported, or its weights are quantised.
     """
-    if is_latent(checkpoint.config):
+    if caches_latent(checkpoint.config):
         return Weights(checkpoint.weight_bytes)
     sizes = planned_sizes(checkpoint).output_bytes
     width = DTYPE_BITS[kv_element_dtype(checkpoint)] // 8

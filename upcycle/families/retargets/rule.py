@@ -6,10 +6,11 @@ small function per tensor.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from upcycle.errors import FamilyError
+from upcycle.families.class_config import class_defaults
 from upcycle.families.retargets.targets import Target
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Settings:
     values: Mapping[str, Any]
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key that the class has a default for."""
-        return self.values[key]
+        """The value of a key, or the class default; None where neither says one."""
+        return self.values.get(key)
 
     def count(self, key: str) -> int:
         """A positive whole number.
@@ -60,7 +61,7 @@ class Settings:
         Raises:
             FamilyError: it is something else.
         """
-        value = self.values[key]
+        value = self[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise FamilyError(
                 f"{key} is {value!r}, not a positive whole number",
@@ -90,12 +91,12 @@ class Settings:
 
     def copied(self, *keys: str) -> dict[str, Any]:
         """Keys that mean the same in the target's configuration."""
-        return {key: self.values[key] for key in (*_COMMON, *keys)}
+        return {key: self[key] for key in (*_COMMON, *keys)}
 
     def refuse(self, key: str, why: str, fix: str) -> FamilyError:
         """The error for a setting that the target class cannot express."""
         return FamilyError(
-            f"{self.model_type} with {key} {self.values[key]!r} has no class to become: {why}",
+            f"{self.model_type} with {key} {self[key]!r} has no class to become: {why}",
             where=f"config.json, {key}",
             fix=fix,
         )
@@ -122,23 +123,25 @@ class Retarget:
         model_type: the source's `model_type`.
         tokenizer_class: the tokenizer that transformers takes for the source where none is named.
         base_prefix: the path of the base model, which checkpoints of the bare model leave out.
-        defaults: what the source class assumes for keys that `config.json` leaves out.
-        aliases: other spellings of those keys.
         targets: the classes that models become.
         config: the target's configuration; raises FamilyError for what it cannot express.
         tensors: the target's tensors, given the canonical names that the checkpoint has.
+        aliases: other spellings of the source's keys.
+        defaults: what the source class assumes for keys that it reads without declaring them.
     """
 
     model_type: str
     tokenizer_class: str
     base_prefix: str
-    defaults: Mapping[str, Any]
     targets: tuple[Target, ...]
     config: Callable[[Settings], dict[str, Any]]
     tensors: Callable[[Settings, Container[str]], Iterator[Made]]
-    aliases: Mapping[str, str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: Mapping[str, Any]) -> Settings:
         """A raw configuration with canonical keys and defaults."""
-        named = {self.aliases.get(key, key): value for key, value in config.items()}
-        return Settings(self.model_type, {**self.defaults, **named})
+        values = dict(self.defaults)
+        for stated in (class_defaults(self.model_type), config):
+            values |= {self.aliases.get(key, key): value for key, value in stated.items()}
+        return Settings(self.model_type, values)
