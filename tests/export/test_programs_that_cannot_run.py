@@ -136,6 +136,19 @@ def test_whatever_is_damaged_is_a_failed_check_or_refused(
             assert len(done.stderr.splitlines()) == 3
 
 
+def test_an_update_of_a_state_with_a_second_result(source: Path, copy: Path) -> None:
+    def more(function: Any) -> None:
+        update = first(function, "slice_update")
+        added = update.outputs.add()
+        added.CopyFrom(update.outputs[0])
+        added.name = "second"
+
+    damage(copy, more)
+    details = failures(check(source, copy))
+    assert len(details) == 2  # in fp32 and in fp16
+    assert all("it has 1 results, and 2 are declared" in detail for detail in details)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(1000, 1400, 50))
 def test_many_damages_are_failed_checks_or_refused(

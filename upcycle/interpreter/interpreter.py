@@ -107,7 +107,9 @@ class Interpreter:
             return ()
         given = Arguments(op, values, step.types)
         if step.into and self._can_overwrite(step, values):
-            return (update_slice(given.stored("x"), given),)
+            updated = (update_slice(given.stored("x"), given),)
+            given.check_results(updated)
+            return updated
         found = EVALUATIONS[op.type](given)
         results = found if isinstance(found, tuple) else (found,)
         given.check_results(results)
