@@ -14,6 +14,7 @@ from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.options import ExportOptions
 from upcycle.export.program import trace_decoder
+from upcycle.options.attention_forms import QFOLD
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
 from upcycle.program.specification import read_specification
@@ -132,7 +133,7 @@ def test_a_cache_of_the_other_kind_is_caught(exported: ExportResult) -> None:
     wrong = exported.options.kv_cache != "state"
     function: Function = exported.function
     with pytest.raises(BrokenExportError, match="inputs and outputs of K and V"):
-        check_graph(function, exported.shape, repeated=False, states=wrong)
+        check_graph(function, exported.shape, form=QFOLD, states=wrong)
 
 
 class ChoosesByToken(nn.Module):

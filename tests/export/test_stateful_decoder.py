@@ -15,10 +15,10 @@ from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.masks import additive_mask, mask_windows
 from upcycle.export.norms import guard_norms
-from upcycle.export.options import IMPLEMENTATIONS
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
-from upcycle.models.qfold import register_qfold
+from upcycle.models.qfold import register_attention_forms
+from upcycle.options.attention_forms import FORMS
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32
@@ -27,7 +27,7 @@ HYBRID = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attent
 
 
 def decoder_of(model: Any, attention: str = "qfold") -> StatefulDecoder:
-    register_qfold()
+    register_attention_forms()
     model.set_attn_implementation(attention)
     use_dense_experts(model)
     tabulate_rotary(model, CONTEXT)
@@ -47,7 +47,7 @@ def run(decoder: StatefulDecoder, lengths: list[int]) -> Tensor:
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("attention", IMPLEMENTATIONS)
+@pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("family", CLASSIC)
 def test_prefill_then_decoding_gives_the_models_logits(family: str, attention: str) -> None:
     model = tiny_model(family, num_key_value_heads=2)

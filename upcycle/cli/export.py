@@ -10,6 +10,7 @@ from upcycle.byte_sizes import parse_bytes
 from upcycle.cli.arguments import Calibration, Overwrite, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError
+from upcycle.options.attention_forms import FORMS_HELP, QFOLD
 
 if TYPE_CHECKING:
     from upcycle.export.quantize.preparation import Prepared
@@ -39,11 +40,8 @@ def export_command(
     ] = None,
     attention: Annotated[
         str,
-        typer.Option(
-            "--attention",
-            help="qfold never copies K and V; repeat-kv copies them to all query heads.",
-        ),
-    ] = "qfold",
+        typer.Option("--attention", help=FORMS_HELP),
+    ] = QFOLD.name,
     kv_cache: Annotated[
         str,
         typer.Option(

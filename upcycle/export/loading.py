@@ -21,7 +21,7 @@ from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.residual import fit_residual
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.models.loading import load_model, quiet
-from upcycle.models.qfold import register_qfold
+from upcycle.models.qfold import register_attention_forms
 
 DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -47,7 +47,7 @@ def load_decoder(
             program would get wrong.
     """
     _check_model_type(checkpoint)
-    register_qfold()
+    register_attention_forms()
     model = load_model(checkpoint.folder, dtype=torch.float32, attention="eager")
     _check_layers(model, options.context, checkpoint.folder)
     _check_numbers(model, math.inf, checkpoint.folder)

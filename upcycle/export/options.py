@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upcycle.errors import ExportError
-from upcycle.models.qfold import QFOLD, REPEAT_KV
+from upcycle.options.attention_forms import FORMS, QFOLD
 from upcycle.program.signature import DECODE, PREFILL
 
-IMPLEMENTATIONS = (QFOLD, REPEAT_KV)
 STATE, READ_ONLY = "state", "read-only"
 MAX_HEAD_PARTS = 64  # each is an operation of its own; the largest vocabularies want 16
 CONTEXT_MULTIPLE = 32  # the Neural Engine wants state dimensions in multiples of it
@@ -21,8 +20,7 @@ class ExportOptions:
     Attributes:
         context: C, the positions of the KV cache, a multiple of 32, at most the model's.
         prefill: T, the tokens per call of a second function `prefill`; None makes none.
-        attention: "qfold" never copies K and V; "repeat-kv" copies them to all query heads, for
-            comparison.
+        attention: the name of one of `FORMS`.
         kv_cache: "state" keeps K and V in Core ML states; "read-only" takes those of the past as
             inputs and gives the new ones as outputs.
         conv: whether linear layers become 1x1 convolutions.
@@ -38,7 +36,7 @@ class ExportOptions:
 
     context: int = 512
     prefill: int | None = None
-    attention: str = QFOLD
+    attention: str = QFOLD.name
     kv_cache: str = STATE
     conv: bool = False
     split_head: int = 1
@@ -83,7 +81,7 @@ def check_request(output: Path, suffix: str, options: ExportOptions) -> None:
             fix=f"name it {stem}{suffix}",
         )
     for option, asked, known in (
-        ("--attention", options.attention, IMPLEMENTATIONS),
+        ("--attention", options.attention, FORMS),
         ("--kv-cache", options.kv_cache, (STATE, READ_ONLY)),
     ):
         if asked not in known:

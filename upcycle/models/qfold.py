@@ -8,18 +8,18 @@ The ranks stay at 4, and no `repeat_kv` (Core ML: `tile`) is left.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from upcycle.errors import ExportError
+from upcycle.options.attention_forms import FORMS
 
 if TYPE_CHECKING:
     from torch import nn
 
-QFOLD = "qfold"
-REPEAT_KV = "repeat-kv"
 # Passed along by transformers' models. They have no effect over a ready mask and cache: what a
 # sliding window hides, the mask hides.
 _WITHOUT_EFFECT = {"position_ids", "sliding_window", "use_cache"}
@@ -133,17 +133,17 @@ def repeated_attention(
     )
 
 
-def register_qfold() -> None:
-    """Make "qfold" and its counterpart "repeat-kv" attention implementations of transformers.
+def register_attention_forms() -> None:
+    """Make the forms of attention that an export has implementations of transformers.
 
     The eager mask function goes beside them: without one transformers would pass no mask at all.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
-    for name, function in ((QFOLD, qfold_attention), (REPEAT_KV, repeated_attention)):
-        AttentionInterface.register(name, function)
-        AttentionMaskInterface.register(name, eager_mask)
+    for form in FORMS.values():
+        AttentionInterface.register(form.name, resolve_name(form.function))
+        AttentionMaskInterface.register(form.name, eager_mask)
 
 
 @contextmanager

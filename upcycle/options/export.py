@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from upcycle.byte_sizes import parse_bytes
 from upcycle.errors import UpcycleError
+from upcycle.options.attention_forms import QFOLD, FormName
 from upcycle.options.base import (
     BUILTIN,
     PathValue,
@@ -44,7 +45,7 @@ class ExportRecipe(Section):
 
     context: Positive
     prefill: Annotated[int, Field(ge=2)] | None = None
-    attention: Literal["qfold", "repeat-kv"] = "qfold"
+    attention: FormName = QFOLD.name
     kv_cache: Literal["state", "read-only"] = "state"
     conv: bool = False
     split_head: Positive = 1

@@ -14,7 +14,7 @@ from upcycle.export.options import STATE, ExportOptions
 from upcycle.export.program import save_package, weights_size
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
-from upcycle.models.qfold import REPEAT_KV
+from upcycle.options.attention_forms import FORMS
 from upcycle.program.chunked import chunk_name
 from upcycle.program.graph import METADATA_KEY
 from upcycle.program.reading import read_graph
@@ -80,7 +80,7 @@ class Part:
             check_graph(
                 function,
                 self.shape,
-                repeated=options.attention == REPEAT_KV,
+                form=FORMS[options.attention],
                 states=options.kv_cache == STATE,
             )
         size = weights_size(package)

@@ -15,7 +15,7 @@ from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
 from upcycle.export.options import DEFAULTS, STATE, ExportOptions, check_request
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
-from upcycle.models.qfold import REPEAT_KV
+from upcycle.options.attention_forms import FORMS
 from upcycle.program.coreai import read_program
 from upcycle.program.noted import check_program
 from upcycle.progress import Progress, Watcher, ignore
@@ -87,7 +87,7 @@ def export_coreai(
             check_graph(
                 function,
                 shape,
-                repeated=options.attention == REPEAT_KV,
+                form=FORMS[options.attention],
                 states=options.kv_cache == STATE,
             )
     step("")
