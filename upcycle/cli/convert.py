@@ -24,6 +24,7 @@ from upcycle.cli.arguments import (
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import warn
+from upcycle.heads.methods import get_method
 from upcycle.kvcache.parallel import serving_line
 from upcycle.planning import Copy
 
@@ -174,7 +175,7 @@ def _advice(before: int, after: int, method: str, refine: int) -> str:
         return "nothing was merged: the function is exactly the source's"
     if after > before:
         return "KV heads were repeated: the function is exactly the source's"
-    if method in ("mean", "first", "random"):
+    if get_method(method).is_baseline:
         return (
             f"{method} merging costs much of the model's quality; --calibration TEXT keeps most of "
             "it, and --refine 200 nearly all: see `upcycle eval` for how much"

@@ -12,6 +12,7 @@ from upcycle.cli.arguments import (
 )
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import warn
+from upcycle.heads.methods import get_method
 from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.planning import Attention, plan
@@ -69,6 +70,9 @@ def plan_command(
         console.print(f"{same}; every tensor is copied")
     for line in extra_attention_lines(todo, "merged like one of them"):
         console.print(line)
+    if kv_heads < shape.num_key_value_heads:
+        chosen = get_method(method)
+        console.print(f"{chosen.name}: {chosen.does or 'of another package'} ({chosen.reference})")
     console.print(serving_line(shape.num_attention_heads, kv_heads))
     for warning in todo.warnings:
         warn(warning)

@@ -18,7 +18,7 @@ from upcycle.errors import PlanError
 from upcycle.heads.blocks import channel_signals, diagonal_blocks, grouped, per_kv_head
 from upcycle.heads.copies import span_of_copies, with_bias
 from upcycle.heads.gauge import freedom, map_rows, stored_like
-from upcycle.heads.methods import MergeRequest, MergeSteps, method
+from upcycle.heads.methods import MergeRequest, MergeSteps
 from upcycle.heads.moments import LayerMoments, regularised
 from upcycle.heads.normed_keys import merge_normed_keys, norm_takes_factors
 from upcycle.heads.planes import join_planes, split_planes
@@ -56,7 +56,7 @@ def treatment(weights: AttentionWeights) -> Treatment:
     return Treatment("real" if norm_takes_factors(weights) else "directions", values)
 
 
-def steps(weights: AttentionWeights) -> MergeSteps:
+def lowrank_steps(weights: AttentionWeights) -> MergeSteps:
     """What `lowrank` does to these weights, in words."""
     free, chosen = freedom(weights), treatment(weights)
     keys = {
@@ -73,12 +73,6 @@ def steps(weights: AttentionWeights) -> MergeSteps:
     return MergeSteps(keys[chosen.keys], values[chosen.values])
 
 
-@method(
-    "lowrank",
-    reference="rank one per rotary plane and output-weighted PCA (Eckart and Young 1936)",
-    needs_calibration=True,
-    steps=steps,
-)
 def lowrank(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """The least expected squared error of logits and outputs that one shared head allows.
 
