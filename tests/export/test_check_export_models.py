@@ -10,7 +10,7 @@ from upcycle.conversion.convert import convert
 from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
 from upcycle.models.loading import load_model
-from upcycle.parity.check import check_export, check_program, program_reference
+from upcycle.parity.check import check_export, compare_program, program_reference
 from upcycle.parity.program import Program
 
 TOKENS = torch.arange(48) * 7919 % 251
@@ -25,7 +25,7 @@ def test_every_exported_family_is_its_model(family: str, tmp_path: Path) -> None
         export_coreml(source, output, ExportOptions(context=CONTEXT, prefill=16)).package
     )
     model = load_model(source, dtype=torch.float32, attention="eager")
-    result = check_program(program_reference(model, program, TOKENS), program, TOKENS)
+    result = compare_program(program_reference(model, program, TOKENS), program, TOKENS)
     assert [check for check in result.checks if not check.passed] == []
 
 

@@ -16,7 +16,7 @@ from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.loading import load_decoder
 from upcycle.export.masks import additive_mask
 from upcycle.export.options import ExportOptions, check_request
-from upcycle.parity.asset_check import check_asset
+from upcycle.parity.check import check_export
 
 CONTEXT = 32
 
@@ -53,7 +53,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export_coreai(tmp_path, tmp_path / "model.aimodel")
     monkeypatch.setattr(programs, "find_spec", {}.get)
     with pytest.raises(ExportError, match="Core AI needs coreai and coreai_torch"):
-        check_asset(tmp_path, tmp_path / "model.aimodel")
+        check_export(tmp_path, tmp_path / "model.aimodel")
 
 
 @pytest.mark.parametrize(

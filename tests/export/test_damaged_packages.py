@@ -26,7 +26,7 @@ from upcycle.parity.program import Program
 from upcycle.program.bandwidth import alternatives
 from upcycle.program.chunked import chunk_paths, read_exported
 from upcycle.program.graph import METADATA_KEY, Graph
-from upcycle.program.lints.every import lint_graph
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.noted import noted_manifest, required_manifest
 from upcycle.program.reading import read_graph
 from upcycle.program.specification import read_specification, write_metadata, write_specification

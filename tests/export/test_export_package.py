@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.errors import ExportError, OutputError, UpcycleError
-from upcycle.export.cache import StateCache
 from upcycle.export.checks import BrokenExportError, check_graph
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.options import ExportOptions
+from upcycle.export.stateful import StateCache
 from upcycle.options.attention_forms import QFOLD, REPEAT_KV
 from upcycle.program.reading import read_graph
 from upcycle.program.specification import read_specification

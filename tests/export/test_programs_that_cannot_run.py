@@ -19,7 +19,7 @@ from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
-from upcycle.interpreter.failure import ProgramError
+from upcycle.interpreter.arguments import ProgramError
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
 from upcycle.program.graph import Function, Graph

@@ -6,8 +6,7 @@ import pytest
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.quantize.loading import load_quantization
-from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
+from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme, load_quantization
 from upcycle.export.quantize.weights import (
     assign,
     bits_by_role,

@@ -11,12 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny import CLASSIC, tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
+from upcycle.export.decoder import DecoderShape, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.masks import additive_mask, mask_windows
 from upcycle.export.norms import guard_norms
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
+from upcycle.export.stateful import StatefulDecoder
 from upcycle.models.qfold import register_attention_forms
 from upcycle.options.attention_forms import FORMS
 from upcycle.program.signature import MASKED

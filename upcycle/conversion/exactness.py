@@ -33,7 +33,7 @@ from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
 from upcycle.kvcache.layout import cache_layout
-from upcycle.models.cache_size import measured_cache_bytes
+from upcycle.models.generation import measured_cache_bytes
 from upcycle.models.loading import classes_of, load_model, plain_classes
 from upcycle.planning import Attention, Copy, Plan, planned_family
 

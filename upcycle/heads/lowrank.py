@@ -15,13 +15,19 @@ from torch import Tensor
 
 from upcycle.attention import AttentionWeights
 from upcycle.errors import PlanError
-from upcycle.heads.blocks import channel_signals, diagonal_blocks, grouped, per_kv_head
+from upcycle.heads.blocks import (
+    channel_signals,
+    diagonal_blocks,
+    grouped,
+    join_planes,
+    per_kv_head,
+    split_planes,
+)
 from upcycle.heads.copies import span_of_copies, with_bias
 from upcycle.heads.gauge import freedom, map_rows, stored_like
 from upcycle.heads.methods import MergeRequest, MergeSteps
 from upcycle.heads.moments import LayerMoments, regularised
 from upcycle.heads.normed_keys import merge_normed_keys, norm_takes_factors
-from upcycle.heads.planes import join_planes, split_planes
 from upcycle.heads.pool import mean
 from upcycle.heads.subspace import rank_one, shared_subspace
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights
-from upcycle.heads.blocks import by_head, diagonal_blocks
+from upcycle.heads.blocks import diagonal_blocks, head_blocks
 from upcycle.heads.gauge import freedom, stored_like, transform_keys, transform_values
 from upcycle.heads.methods import MergeRequest, MergeSteps
 from upcycle.heads.moments import LayerMoments, regularised, white_moments
@@ -96,7 +96,7 @@ def align_channels(moment: Tensor, heads: int) -> Tensor:
     Returns:
         [n, m, m].
     """
-    blocks = by_head(moment, heads)
+    blocks = head_blocks(moment, heads)
     turns, agreement = _nearest_rotation(blocks[:, :, 0])[0], -torch.inf
     for _ in range(_SWEEPS):
         with_mean = torch.einsum("iajb,jcb->iac", blocks, turns) / heads  # E[x_h μᵀ]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from upcycle.errors import ExportError
-from upcycle.interpreter.arguments import Arguments, Value, fits
+from upcycle.interpreter.arguments import Arguments, ProgramError, Value, evaluating, fits
 from upcycle.interpreter.constants import TORCH_TYPES
-from upcycle.interpreter.failure import ProgramError, evaluating
 from upcycle.interpreter.prepare import EVALUATIONS, Loaded, Step
 from upcycle.interpreter.shaping import update_slice
 from upcycle.program.operation import Operation, TensorType

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from upcycle.errors import ExportError
-from upcycle.interpreter.arguments import Arguments, Evaluation, Value
+from upcycle.interpreter.arguments import Arguments, Evaluation, Value, evaluating
 from upcycle.interpreter.compressed import COMPRESSED
 from upcycle.interpreter.constants import TORCH_TYPES, literal_tensor, read_weight
 from upcycle.interpreter.contraction import CONTRACTIONS
 from upcycle.interpreter.elementwise import ELEMENTWISE
-from upcycle.interpreter.failure import evaluating
 from upcycle.interpreter.reduction import REDUCTIONS
 from upcycle.interpreter.shaping import SHAPING
 from upcycle.memory import physical_memory

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from upcycle.checks import Check
 from upcycle.parity.logits import Difference
 from upcycle.parity.results import Arithmetic
+from upcycle.program.values import LARGEST_FP16
 
 # The largest difference that passes, as a part of the logits' range, by whether it is fp32.
 LIMITS = {True: 5e-3, False: 5e-2}
@@ -46,7 +47,7 @@ def rules(found: Arithmetic, max_kl: float | None, *, compressed: bool = False) 
         yield Check(f"{name}: prefill = decode, caches", found.caches, limit, detail)
     if name == "fp16":
         first = f", first {found.overflowed[0].value}" if found.overflowed else ""
-        detail = f"results beyond 65,504{first}"
+        detail = f"results beyond {LARGEST_FP16:,}{first}"
         yield Check(f"{name}: overflows", len(found.overflowed), 0, detail)
     if max_kl is not None:
         detail = "mean over all positions, nats"

@@ -12,7 +12,7 @@ from upcycle.conversion.convert import check_request
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.export import options as export_options
 from upcycle.export.coreml import SUFFIX
-from upcycle.export.quantize.loading import load_quantization
+from upcycle.export.quantize.schemes import load_quantization
 from upcycle.models.comparable import check_context
 from upcycle.models.generation import prompt_tokens
 from upcycle.models.loading import check_causal_lm, class_config, load_tokenizer

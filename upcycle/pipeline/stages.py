@@ -16,7 +16,7 @@ from upcycle.checkpoint.staging import staged
 from upcycle.conversion.convert import convert
 from upcycle.errors import warn
 from upcycle.export import options as export_options
-from upcycle.export.quantize.loading import load_quantization
+from upcycle.export.quantize.schemes import load_quantization
 from upcycle.families import shape_of
 from upcycle.models.calibration_text import path_of
 from upcycle.options.export import ExportRecipe

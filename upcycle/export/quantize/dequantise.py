@@ -12,6 +12,7 @@ from upcycle.errors import ExportError
 from upcycle.export.quantize.palette import fit_palette
 from upcycle.export.quantize.schemes import Scheme
 from upcycle.export.quantize.weights import Weight
+from upcycle.program.values import LARGEST_FP16
 
 
 def dequantise(weight: Tensor, scheme: Scheme) -> Tensor:
@@ -25,7 +26,7 @@ def dequantise(weight: Tensor, scheme: Scheme) -> Tensor:
         raise ExportError(
             "the weight is not finite in fp16",
             where=f"a weight of shape {list(weight.shape)}",
-            fix="export a checkpoint whose weights are within +-65504",
+            fix=f"export a checkpoint whose weights are within +-{LARGEST_FP16}",
         )
     return _palette(half, scheme) if scheme.kind == "palette" else _linear(half, scheme)
 

@@ -11,8 +11,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise_model
-from upcycle.export.quantize.loading import load_quantization
-from upcycle.export.quantize.schemes import Quantization, Scheme
+from upcycle.export.quantize.schemes import Quantization, Scheme, load_quantization
 from upcycle.export.quantize.weights import (
     Weight,
     assign,
