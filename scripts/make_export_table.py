@@ -19,7 +19,7 @@ from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
 from upcycle.models.loading import load_model
 from upcycle.parity.check import compare_program, program_reference
-from upcycle.parity.program import Program
+from upcycle.parity.exported import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFILL = 16

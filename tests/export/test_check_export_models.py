@@ -11,7 +11,7 @@ from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
 from upcycle.models.loading import load_model
 from upcycle.parity.check import check_export, compare_program, program_reference
-from upcycle.parity.program import Program
+from upcycle.parity.exported import Program
 
 TOKENS = torch.arange(48) * 7919 % 251
 

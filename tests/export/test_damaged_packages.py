@@ -22,7 +22,7 @@ from upcycle.export.coreml import export_coreml
 from upcycle.export.options import ExportOptions
 from upcycle.export.quiet import quiet_coremltools
 from upcycle.parity.asset import Asset
-from upcycle.parity.program import Program
+from upcycle.parity.exported import Program
 from upcycle.program.bandwidth import alternatives
 from upcycle.program.chunked import chunk_paths, read_exported
 from upcycle.program.graph import METADATA_KEY, Graph

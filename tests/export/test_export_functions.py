@@ -13,7 +13,7 @@ from upcycle.errors import ExportError
 from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.options import ExportOptions
-from upcycle.export.program import trace_decoder
+from upcycle.export.saving import trace_decoder
 from upcycle.options.attention_forms import QFOLD
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature

@@ -11,7 +11,7 @@ from upcycle.cli.console import Console, Outcome, command
 from upcycle.program.values import LARGEST_FP16
 
 if TYPE_CHECKING:
-    from upcycle.parity.logits import Difference
+    from upcycle.parity.logits import LogitsDifference
     from upcycle.parity.results import Arithmetic, ExportCheck
 
 _EPILOG = "Example: upcycle check-export out model.mlpackage --text prose.txt"
@@ -92,7 +92,7 @@ def _print_differences(console: Console, result: "ExportCheck") -> None:
     console.print()
 
 
-def _row(name: str, difference: "Difference") -> list[str]:
+def _row(name: str, difference: "LogitsDifference") -> list[str]:
     return [
         name,
         f"{difference.maximum:.3g}",

@@ -11,7 +11,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, scratch_folder, staged
 from upcycle.errors import ExportError
 from upcycle.export.bundle import staged_bundle, write_bundle
-from upcycle.export.chunks.parts import Part, chunk_parts
+from upcycle.export.chunks.packages import PlannedPackage, chunk_packages
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.loading import load_decoder
 from upcycle.export.options import DEFAULTS, ExportOptions, check_request
@@ -118,9 +118,9 @@ def export_coreml(
     decoder, shape = load_decoder(opened, options)
     manifest = _manifest(opened, shape, options, prepared)
     if chunked:
-        parts = chunk_parts(decoder, shape, manifest, options, prepared)
+        parts = chunk_packages(decoder, shape, manifest, options, prepared)
     else:
-        parts = [Part(output.name, decoder, shape, manifest, prepared)]
+        parts = [PlannedPackage(output.name, decoder, shape, manifest, prepared)]
     steps = count(1)
     last = 1 + len(parts) * (1 + len(options.functions) + (len(options.functions) > 1))
 

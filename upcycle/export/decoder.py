@@ -97,6 +97,10 @@ class CachedDecoder(nn.Module):
         logits: Tensor = output.logits
         return logits
 
+    def _first_tokens(self, queries: int) -> tuple[Tensor, Tensor]:
+        """T tokens and their position, which is 0."""
+        return torch.zeros(1, queries, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+
     def _next_tokens(self, logits: Tensor) -> tuple[Tensor, ...]:
         """The likeliest token of each position, [1, T] int32, where it is asked for."""
         return (logits.argmax(-1).int(),) if self.argmax else ()

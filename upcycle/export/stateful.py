@@ -79,8 +79,7 @@ class StatefulDecoder(CachedDecoder):
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
         """T tokens at position 0."""
         masks = (additive_mask(0, queries, self.context, window) for window in self.masks.values())
-        tokens = torch.zeros(1, queries, dtype=torch.int32)
-        return tokens, torch.zeros(1, dtype=torch.int32), *masks
+        return *self._first_tokens(queries), *masks
 
     def forward(
         self, input_ids: Tensor, position: Tensor, *masks: Tensor

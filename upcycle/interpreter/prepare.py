@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFunction:
     """A function to run.
 
     Attributes:
@@ -72,10 +72,10 @@ class Loaded:
         for name, function in graph.functions.items():
             _check_types(name, function)
         self.graph = graph
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, PreparedFunction] = {}
         self._shared: Shared = {}
 
-    def function(self, name: str) -> Prepared:
+    def function(self, name: str) -> PreparedFunction:
         """A function to run.
 
         Raises:
@@ -104,7 +104,7 @@ class Loaded:
         }
 
 
-def _prepare(name: str, function: Function, shared: Shared) -> Prepared:
+def _prepare(name: str, function: Function, shared: Shared) -> PreparedFunction:
     _check_operations(name, function)
     constants = _Constants(name, function, shared)
     varying = [op for op in function.operations if not constants.add(op)]
@@ -124,7 +124,7 @@ def _prepare(name: str, function: Function, shared: Shared) -> Prepared:
         )
         for i, op in enumerate(varying)
     )
-    return Prepared(function, constants.values, steps)
+    return PreparedFunction(function, constants.values, steps)
 
 
 def _check_operations(name: str, function: Function) -> None:

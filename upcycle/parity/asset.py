@@ -20,10 +20,10 @@ from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.coreai.programs import DTYPES
 from upcycle.parity import asset_runtime as runtime
-from upcycle.parity.program import Exported
+from upcycle.parity.exported import Exported
 from upcycle.program.coreai import read_program
 from upcycle.program.noted import STAGE, check_manifest, check_program, damaged, not_ours
-from upcycle.program.specification import reading
+from upcycle.program.specification import reading_product
 from upcycle.stopping import cleanup
 
 
@@ -39,7 +39,7 @@ class Asset(Exported):
             ExportError: it is none, is damaged, or `upcycle export` did not make it.
         """
         where = str(path / MANIFEST_NAME)
-        with reading(path):
+        with reading_product(path):
             manifest = read_manifest(path)
         if manifest is None or manifest["stage"] != STAGE:
             raise not_ours(path, where)

@@ -18,12 +18,11 @@ from upcycle.interpreter.arguments import ProgramError
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.models.calibration_text import first_ids
 from upcycle.models.loading import load_tokenizer
-from upcycle.parity.apple import has_core_ml
 from upcycle.parity.asset import Asset, AssetRunner
-from upcycle.parity.chain import core_ml_runner
+from upcycle.parity.core_ml import core_ml_runner, has_core_ml
+from upcycle.parity.exported import Program, ProgramOutputs, run_program, text_length
 from upcycle.parity.logits import compare_logits, shaky_positions
 from upcycle.parity.overflow import OverflowProbe
-from upcycle.parity.program import Outputs, Program, run_program, text_length
 from upcycle.parity.reference import Reference, load_reference, reference_of
 from upcycle.parity.results import Arithmetic, ExportCheck
 from upcycle.parity.rules import LIMITS, rules
@@ -201,8 +200,8 @@ def _run_asset(
 def compared(
     name: str,
     reference: Reference,
-    outputs: Outputs,
-    other: Outputs | None = None,
+    outputs: ProgramOutputs,
+    other: ProgramOutputs | None = None,
     probe: OverflowProbe | None = None,
     *,
     exact: bool = False,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from upcycle.checks import Check
-from upcycle.parity.logits import Difference
+from upcycle.parity.logits import LogitsDifference
 from upcycle.parity.results import Arithmetic
 from upcycle.program.values import LARGEST_FP16
 
@@ -54,7 +54,7 @@ def rules(found: Arithmetic, max_kl: float | None, *, compressed: bool = False) 
         yield Check(f"{name}: KL to the checkpoint", found.full.kl, max_kl, detail)
 
 
-def _describe(difference: Difference) -> str:
+def _describe(difference: LogitsDifference) -> str:
     return (
         f"largest difference {difference.maximum:.3g}, typical {difference.typical:.3g}, "
         f"of a range of {difference.logit_range:.3g} over {difference.positions} positions, of "

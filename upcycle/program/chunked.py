@@ -13,7 +13,7 @@ from upcycle.program.noted import STAGE, check_manifest, noted_manifest
 from upcycle.program.operation import Operation
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import HIDDEN, NEW_HIDDEN
-from upcycle.program.specification import reading
+from upcycle.program.specification import reading_product
 
 _Value = TypeVar("_Value")
 
@@ -44,7 +44,7 @@ def chunk_paths(output: Path) -> list[Path]:
 
 def _chunks_manifest(output: Path) -> dict[str, Any] | None:
     """The manifest of a folder of chunks; None of anything else."""
-    with reading(output):
+    with reading_product(output):
         manifest = read_manifest(output)
     if manifest is None or manifest["stage"] != STAGE:
         return None

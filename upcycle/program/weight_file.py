@@ -14,7 +14,7 @@ import xxhash
 
 from upcycle.errors import ExportError
 from upcycle.program.operation import Weight
-from upcycle.program.specification import reading
+from upcycle.program.specification import reading_product
 
 _SENTINEL = 0xDEADBEEF
 _HEADER = struct.Struct("<IIQQQ32x")
@@ -43,7 +43,7 @@ def check_records(weights: Iterable[Weight]) -> None:
         sizes = by_file.setdefault(weight.file, {})
         sizes[weight.offset] = max(weight.nbytes, sizes.get(weight.offset, 0))
     for path, sizes in by_file.items():
-        with reading(path):
+        with reading_product(path):
             if not path.is_file():
                 raise _damaged("is missing", path)
             with path.open("rb") as file:

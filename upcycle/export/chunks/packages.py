@@ -11,9 +11,9 @@ from upcycle.export.chunks.decoders import cut_decoder
 from upcycle.export.chunks.sizes import prepared_for
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.options import STATE, ExportOptions
-from upcycle.export.program import save_package, weights_size
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
+from upcycle.export.saving import save_package, weights_size
 from upcycle.options.attention_forms import FORMS
 from upcycle.program.chunked import chunk_name
 from upcycle.program.graph import METADATA_KEY
@@ -22,7 +22,7 @@ from upcycle.utf8 import shown, to_json
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedPackage:
     """A package to be saved.
 
     Attributes:
@@ -93,13 +93,13 @@ class Part:
         }
 
 
-def chunk_parts(
+def chunk_packages(
     decoder: Any,
     shape: DecoderShape,
     manifest: Mapping[str, Any],
     options: ExportOptions,
     prepared: Prepared | None,
-) -> list[Part]:
+) -> list[PlannedPackage]:
     """The fewest packages that a decoder's layers fit into.
 
     Args:
@@ -127,5 +127,7 @@ def chunk_parts(
             },
         }
         noted = {**manifest, "result": result}
-        parts.append(Part(chunk_name(number), chunk, chunk.shape, noted, own, chunk.max_bytes))
+        parts.append(
+            PlannedPackage(chunk_name(number), chunk, chunk.shape, noted, own, chunk.max_bytes)
+        )
     return parts
