@@ -56,7 +56,7 @@ def check_untouched(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check
     return Check("tensors outside the merged attention are identical", len(wrong), 0, detail)
 
 
-def check_files(source: Path, output: Path, manifest: Mapping[str, Any]) -> Check:
+def compare_files(source: Path, output: Path, manifest: Mapping[str, Any]) -> Check:
     """Both folders hold the very files that the conversion read and wrote."""
     read, written = manifest["source"]["files"], manifest["result"]["files"]
     found, made = hash_folder(source), hash_folder(output)

@@ -78,7 +78,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         drop_extra_attention=options.get("drop_extra_attention", False),  # absent in older folders
     )
     steps: list[Callable[[], list[Check]]] = [
-        lambda: [checks.check_files(before.folder, after.folder, manifest)],
+        lambda: [checks.compare_files(before.folder, after.folder, manifest)],
         lambda: [checks.check_untouched(before, after, todo)],
         lambda: [checks.check_old_heads(before, after, todo)],
         lambda: [checks.check_finite(before, todo)],

@@ -277,7 +277,7 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """How the models ran.
 
     Attributes:
@@ -309,7 +309,7 @@ class Comparison:
     """
 
     text: Text
-    settings: Settings
+    settings: EvaluationSettings
     models: list[Model]
     noise_floor: NoiseFloor
     generations: list[Generation]

@@ -14,7 +14,7 @@ from upcycle.export.bundle import staged_bundle, write_bundle
 from upcycle.export.chunks.packages import PlannedPackage, chunk_packages
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import DEFAULTS, ExportOptions, check_request
+from upcycle.export.options import DEFAULTS, ExportOptions, check_target
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
 from upcycle.export.record import hub_name, write_export_manifest
 from upcycle.options.base import BUILTIN
@@ -98,7 +98,7 @@ def export_coreml(
         BrokenExportError: the saved program is not the model's (our bug).
     """
     output = Path(output)
-    check_request(output, SUFFIX, options)
+    check_target(output, SUFFIX, options)
     _check_libraries()
     opened = Checkpoint.open(checkpoint)
     chunked = options.chunk_size is not None

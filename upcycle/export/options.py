@@ -54,7 +54,7 @@ class ExportOptions:
 DEFAULTS = ExportOptions()
 
 
-def check_request(output: Path, suffix: str, options: ExportOptions) -> None:
+def check_target(output: Path, suffix: str, options: ExportOptions) -> None:
     """Refuse what no target can do.
 
     Args:

@@ -24,7 +24,7 @@ _STATE_BYTES = 12  # an fp32 master and two fp32 moments for each parameter
 
 
 @dataclass(frozen=True)
-class Check:
+class PreflightCheck:
     """One finding.
 
     Attributes:
@@ -38,7 +38,9 @@ class Check:
     detail: str
 
 
-def preflight(recipe_file: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Check]:
+def preflight(
+    recipe_file: Path | None = None, overrides: Sequence[str] = ()
+) -> Iterator[PreflightCheck]:
     """Check the installation and, with a recipe, its run; each finding as it is made."""
     yield _check("versions", _versions)
     yield _check("device", _device)
@@ -49,9 +51,9 @@ def preflight(recipe_file: Path | None = None, overrides: Sequence[str] = ()) ->
         recipe = load_recipe(recipe_file, overrides)
         checkpoint = Checkpoint.open(recipe.source)
     except UpcycleError as error:
-        yield Check("recipe and source", False, _one_line(error))
+        yield PreflightCheck("recipe and source", False, _one_line(error))
         return
-    yield Check("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
+    yield PreflightCheck("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
     for name, look in request_checks(recipe, checkpoint.folder, [recipe_file], strict=True):
         yield _check(name, look)
     yield _check("tokenizer", lambda: _tokenizer(checkpoint))
@@ -65,13 +67,13 @@ class _FailedError(Exception):
     """A check's own verdict."""
 
 
-def _check(name: str, look: Callable[[], str]) -> Check:
+def _check(name: str, look: Callable[[], str]) -> PreflightCheck:
     try:
-        return Check(name, True, look())
+        return PreflightCheck(name, True, look())
     except _FailedError as failed:
-        return Check(name, False, str(failed))
+        return PreflightCheck(name, False, str(failed))
     except UpcycleError as error:
-        return Check(name, False, _one_line(error))
+        return PreflightCheck(name, False, _one_line(error))
 
 
 def _one_line(error: UpcycleError) -> str:

@@ -97,7 +97,7 @@ def _context(recipe: Recipe, source: Path) -> str:
 def _export(section: ExportRecipe, output: Path) -> str:
     options = export_options.ExportOptions(**section.model_dump(exclude={"calibration"}))
     package = Layout(output, chunked=options.chunk_size is not None).package
-    export_options.check_request(package, SUFFIX, options)
+    export_options.check_target(package, SUFFIX, options)
     if options.quantize is not None:
         load_quantization(options.quantize)
     return f"{package.name}, context {options.context}"

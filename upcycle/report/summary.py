@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """Rows that belong together."""
 
     title: str
@@ -114,7 +114,7 @@ def key_figures(comparison: Values) -> list[KeyFigure]:
     ]
 
 
-def sections(comparison: Values) -> list[Section]:
+def sections(comparison: Values) -> list[PageSection]:
     """The main table: quantities down, models across."""
     models = comparison["models"]
 
@@ -133,7 +133,7 @@ def sections(comparison: Values) -> list[Section]:
     caches = [model["kv_cache"] for model in models]
     stored, measured = caches[0]["stored_dtype"], caches[0]["measured_dtype"]
     return [
-        Section(
+        PageSection(
             "Size",
             [
                 row("Query / KV heads", "", lambda m: _heads(m)),
@@ -156,7 +156,7 @@ def sections(comparison: Values) -> list[Section]:
                 ),
             ],
         ),
-        Section(
+        PageSection(
             "Likelihood of the held-out text",
             [
                 row("NLL", "nats/token", lambda m: fmt.nats(m["nll"])),
@@ -175,7 +175,7 @@ def sections(comparison: Values) -> list[Section]:
                 row("Bits per byte", "", lambda m: f"{m['bits_per_byte']:.4f}"),
             ],
         ),
-        Section(
+        PageSection(
             "Divergence from the source",
             [
                 kl("KL mean", "mean"),

@@ -13,7 +13,7 @@ from upcycle.export.checks import check_graph
 from upcycle.export.coreai.programs import DTYPES, convert_program, require_coreai
 from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import DEFAULTS, STATE, ExportOptions, check_request
+from upcycle.export.options import DEFAULTS, STATE, ExportOptions, check_target
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
 from upcycle.options.attention_forms import FORMS
 from upcycle.program.coreai import read_program
@@ -103,7 +103,7 @@ def _check_request(output: Path, options: ExportOptions, dtype: str) -> None:
                 where=option,
                 fix="leave it away, or export for Core ML",
             )
-    check_request(output, SUFFIX, options)
+    check_target(output, SUFFIX, options)
     if dtype not in DTYPES:
         raise ExportError(
             f"unknown dtype {dtype!r}", where="--dtype", fix=f"choose {' or '.join(DTYPES)}"
