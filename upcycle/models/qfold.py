@@ -81,7 +81,7 @@ def qfold_attention(
         ExportError: the model's attention has a feature that is not expressed here, or no mask
             came with more than one query (attention would silently see the future).
     """
-    _refuse_unknown(module, others, dropout)
+    refuse_unknown(module, others, dropout)
     keys, values = _parts(key), _parts(value)
     batch, heads, queries, _ = query.shape
     groups = keys[0].shape[1]
@@ -193,7 +193,17 @@ def _repeat_heads(part: Tensor, members: int) -> Tensor:
     return copies.reshape(batch, groups * members, length, dim)
 
 
-def _refuse_unknown(module: "nn.Module", others: dict[str, Any], dropout: float) -> None:
+def refuse_unknown(module: "nn.Module", others: dict[str, Any], dropout: float) -> None:
+    """Refuse what a form of attention does not have.
+
+    Args:
+        module: the attention layer, named in the error.
+        others: what the model passes by name beside what the form takes.
+        dropout: what it passes as dropout.
+
+    Raises:
+        ExportError: one of them would have an effect.
+    """
     unknown = sorted(
         name
         for name, value in others.items()
