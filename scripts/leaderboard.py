@@ -5,9 +5,9 @@
     python scripts/leaderboard.py scrambled               # nine scrambled heads back to three
     python scripts/leaderboard.py FOLDER --calibration TEXT --heldout TEXT --kv-heads 8 4
 
-The rows go to `recipes/leaderboard/<name>.json`; for the first three also into the README, with a
-plot beside it. Conversions are commands of their own, timed with all that they do, on one seed of
-calibration text; the refined ones on three.
+The rows go to `recipes/leaderboard/<name>.json`, with a plot beside it; for the first three also
+into docs/benchmarks.md. Conversions are commands of their own, timed with all that they do, on one
+seed of calibration text; the refined ones on three.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 from make_english_text import write_parts
-from measure_demo import cpu_name, fill
+from marked import fill
+from measure_demo import cpu_name
 from safetensors.torch import save_file
 
 from upcycle.checkpoint.reader import Checkpoint
@@ -36,6 +37,7 @@ from upcycle.heads.gauge import scramble
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "recipes" / "leaderboard"
+NAMED = ("demo", "smollm2", "scrambled")
 
 
 @dataclass(frozen=True)
@@ -286,11 +288,8 @@ def main() -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
     plot(document, RESULTS / f"{name}.svg")
     print(table(document))
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if f"<!-- leaderboard-{name}:begin -->" in text:
-        text = fill(text, f"leaderboard-{name}", table(document))
-        readme.write_text(text, encoding="utf-8")
+    if args.name in NAMED:
+        fill(f"leaderboard-{name}", table(document))
 
 
 if __name__ == "__main__":

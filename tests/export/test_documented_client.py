@@ -1,4 +1,4 @@
-"""The README's Python client, with this project's interpreter in the place of Core ML."""
+"""The Python client of docs/core-ml.md, with this project's interpreter in the place of Core ML."""
 
 import re
 import sys
@@ -43,10 +43,8 @@ class MLModel:
 
 
 def client() -> str:
-    readme = Path(__file__).parents[2] / "README.md"
-    (code,) = re.findall(
-        r"```python\n(import json.*?)```", readme.read_text(encoding="utf-8"), re.S
-    )
+    page = Path(__file__).parents[2] / "docs" / "core-ml.md"
+    (code,) = re.findall(r"```python\n(import json.*?)```", page.read_text(encoding="utf-8"), re.S)
     return code
 
 
