@@ -124,7 +124,7 @@ class StatefulDecoder(CachedDecoder):
         )
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
-        """T tokens at position 0."""
+        """Tokens [1, T] at position [1] 0, and a mask [1, 1, T, C] of each kind."""
         masks = (additive_mask(0, queries, self.context, window) for window in self.masks.values())
         tokens = torch.zeros(1, queries, dtype=torch.int32)
         return tokens, torch.zeros(1, dtype=torch.int32), *masks

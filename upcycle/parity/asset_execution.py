@@ -70,11 +70,19 @@ class AssetRunner:
         return {key: torch.from_numpy(value) for key, value in outputs.items()}
 
     def reset(self) -> None:
-        """Empty the states."""
+        """Empty the states.
+
+        Raises:
+            ExportError: the runtime ended its process.
+        """
         self._ask("states", "reset")
 
     def state(self, name: str) -> Tensor:
-        """The content of a state."""
+        """The content of a state, of the shape that the asset declares.
+
+        Raises:
+            ExportError: there is none of that name, or the runtime ended its process.
+        """
         return torch.from_numpy(self._ask(f"state {name}", "state", name))
 
     def _ask(self, what: str, *request: Any) -> Any:

@@ -111,7 +111,11 @@ def remove_unfinished(work: Path) -> None:
 
 
 def find_state(work: Path) -> FoundState | None:
-    """The newest state whose files are what was written; damaged ones are passed over."""
+    """The newest state whose files are what was written; damaged ones are passed over.
+
+    Raises:
+        TrainingError: there are states, and each is damaged.
+    """
     notes = []
     for folder in state_folders(work):
         try:

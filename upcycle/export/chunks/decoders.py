@@ -88,7 +88,7 @@ class ChunkDecoder(nn.Module):
         return replace(whole, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
-        """As for the decoder, with hidden states of zeros."""
+        """As for the decoder, but behind the first chunk hidden states [1, T, D] for its tokens."""
         tokens, *others = self._decoder[0].example_inputs(queries)
         hidden = torch.zeros(1, queries, self._anatomy.width)
         return (tokens if self._is_first else hidden, *others)
