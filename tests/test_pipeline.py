@@ -176,7 +176,7 @@ def test_a_kill_after_the_export_leaves_no_stale_section(
 
     run_it(recipe)
     with monkeypatch.context() as patch:
-        patch.setattr("upcycle.pipeline.stages.write_report", die)
+        patch.setattr("upcycle.pipeline.report_stage.write_report", die)
         with pytest.raises(KilledError):
             run_it(recipe, "export.context=64")
     result, ran = run_it(recipe, "export.context=64")

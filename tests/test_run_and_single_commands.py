@@ -15,7 +15,7 @@ from upcycle.conversion.calibration_options import Calibration
 from upcycle.errors import TrainingError
 from upcycle.options.convert import ConvertOptions
 from upcycle.pipeline import run
-from upcycle.pipeline.conversion import option_changes
+from upcycle.pipeline.convert_stage import option_changes
 from upcycle.progress import Progress
 from upcycle.recipe.loading import load_recipe
 

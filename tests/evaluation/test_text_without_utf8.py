@@ -19,9 +19,10 @@ import upcycle.cli.sweep
 import upcycle.cli.train  # noqa: F401 - registers the command
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import read_manifest
+from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.cli.app import app
 from upcycle.errors import OutputError
-from upcycle.report.render import HTML_NAME, JSON_NAME, MARKDOWN_NAME
+from upcycle.report.render import HTML_NAME, MARKDOWN_NAME
 
 NAME = os.fsdecode(b"n\xff")  # what PEP 383 makes of a byte that is no UTF-8
 SHOWN = "n\\xff"
@@ -67,7 +68,7 @@ def report_of(folder: Path) -> tuple[dict[str, Any], str]:
     """report.json and the Markdown; the HTML is UTF-8 too."""
     (folder / HTML_NAME).read_text(encoding="utf-8")
     markdown = (folder / MARKDOWN_NAME).read_text(encoding="utf-8")
-    return json.loads((folder / JSON_NAME).read_bytes()), markdown
+    return json.loads((folder / REPORT_NAME).read_bytes()), markdown
 
 
 def test_eval(place: Path, tmp_path: Path) -> None:

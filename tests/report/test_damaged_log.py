@@ -8,10 +8,11 @@ import pytest
 
 from tests.report.example import document
 from tests.tiny import tiny_checkpoint
+from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.conversion.convert import convert
 from upcycle.pages.formatting import MISSING
 from upcycle.report.build import build_report, read_training_log
-from upcycle.report.render import HTML_NAME, JSON_NAME, MARKDOWN_NAME, write_report
+from upcycle.report.render import HTML_NAME, MARKDOWN_NAME, write_report
 from upcycle.training.log import RunLog, read_log
 
 START = b'{"step": 0, "heldout_nll": 3.5, "heldout_kl": 0.4}\n'
@@ -29,7 +30,7 @@ def rendered(folder: Path, log: bytes) -> tuple[dict[str, Any] | None, str, str]
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    text = (folder / "report" / JSON_NAME).read_text(encoding="utf-8")
+    text = (folder / "report" / REPORT_NAME).read_text(encoding="utf-8")
     stored = json.loads(text, parse_constant=refuse)
     assert stored["training"] == training
     pages = [(folder / "report" / name).read_text("utf-8") for name in (MARKDOWN_NAME, HTML_NAME)]
@@ -136,7 +137,7 @@ def test_figures_that_are_no_numbers(tmp_path: Path) -> None:
     change["nll_difference"] = float("nan")
     change["kl"]["max"] = float("inf")
     write_report(example, tmp_path)
-    stored = json.loads((tmp_path / JSON_NAME).read_text())
+    stored = json.loads((tmp_path / REPORT_NAME).read_text())
     assert stored["comparison"]["models"][-1]["divergence"]["kl"]["max"] is None
     assert f"NLL increase: **{MISSING}**" in (tmp_path / MARKDOWN_NAME).read_text()
 

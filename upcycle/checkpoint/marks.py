@@ -9,7 +9,8 @@ from typing import Any
 from upcycle.checkpoint.manifest import MANIFEST_NAME
 
 _NAME = "upcycle"
-_DOCUMENTS = (MANIFEST_NAME, "report.json")  # a report has no manifest beside it
+REPORT_NAME = "report.json"
+_DOCUMENTS = (MANIFEST_NAME, REPORT_NAME)  # a report of `eval` has no manifest beside it
 _SPECIFICATION = Path("Data", "com.apple.CoreML", "model.mlmodel")
 # A Core ML package notes the manifest in its specification's metadata, a protobuf map: the key, the
 # length of the value, the value. What follows that is not text.

@@ -110,7 +110,10 @@ def eval_command(
 
 def _training_log(recipe: "Recipe | None") -> Path | None:
     """The log of the recipe's uptraining, where it has run."""
-    log = recipe.output / "training" / "log.jsonl" if recipe else None
+    from upcycle.recipe.layout import Layout
+    from upcycle.training.log import LOG_NAME
+
+    log = Layout(recipe).training / LOG_NAME if recipe else None
     return log if log and log.is_file() else None
 
 

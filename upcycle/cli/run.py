@@ -64,7 +64,8 @@ def run_recipe(
 
     from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
-    from upcycle.pipeline.runner import join
+    from upcycle.pipeline.training import join
+    from upcycle.report.render import HTML_NAME
     from upcycle.training.team import team
 
     crew = team()
@@ -92,7 +93,7 @@ def run_recipe(
             note=note,
         )
     print_comparison(console, result.report["comparison"], result.report["warnings"])
-    console.print(f"report   {result.layout.report / 'report.html'}")
+    console.print(f"report   {result.layout.report / HTML_NAME}")
     if result.package is not None:
         console.print(f"package  {result.package}")
     return Outcome(

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.manifest import hash_path
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.layer_store import LayerStore
 from upcycle.errors import PlanError
-from upcycle.heads.methods import get_method
 from upcycle.models.calibration_text import calibration_rows, path_of
 from upcycle.models.loading import choose_device
 from upcycle.planning import Plan
@@ -17,6 +15,8 @@ from upcycle.progress import Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from upcycle.conversion.layer_store import LayerStore
 
 CALIBRATION_TOKENS = 32_768
 _SEQUENCE_LENGTH = 512
@@ -41,6 +41,11 @@ class Calibration:
     grouping: str
     device: str = "auto"
 
+    @property
+    def default_method(self) -> str:
+        """The method where none is named."""
+        return "lowrank" if self.texts else "mean"
+
     def method(self, name: str | None) -> str:
         """The method's name, after checking that all can be done as asked.
 
@@ -49,8 +54,10 @@ class Calibration:
                 needed.
             DeviceError: this machine lacks the device.
         """
+        from upcycle.heads.methods import get_method
+
         choose_device(self.device)
-        method = get_method(name or ("lowrank" if self.texts else "mean"))
+        method = get_method(name or self.default_method)
         if self.grouping not in GROUPINGS:
             raise PlanError(
                 f"there is no grouping {self.grouping!r}",
@@ -103,6 +110,8 @@ class Calibration:
 
     def uses_seed(self, method: str) -> bool:
         """Whether another seed gives another result: rows of text are drawn by it."""
+        from upcycle.heads.methods import get_method
+
         return bool(self.texts) or get_method(method).draws
 
     def hashes(self) -> list[str | dict[str, str]]:
@@ -131,7 +140,7 @@ class Calibration:
         checkpoint: Checkpoint,
         todo: Plan,
         rows: "Tensor",
-        store: LayerStore,
+        store: "LayerStore",
         watch: Watcher,
     ) -> list[dict[str, Any]]:
         """Merge every layer that the store does not have yet into it; what was measured of each.

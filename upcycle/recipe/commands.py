@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.options.convert import ConvertOptions
+from upcycle.recipe.layout import Layout
 from upcycle.recipe.schema import Recipe
-
-CONVERTED = "converted"  # the folder below a recipe's output
 
 
 def convert_command(recipe: Recipe, *, overwrite: bool = False) -> str:
     """The `upcycle convert` that makes what `upcycle run` makes of the `convert` section."""
-    words = ["upcycle", "convert", recipe.source, str(recipe.output / CONVERTED)]
+    words = ["upcycle", "convert", recipe.source, str(Layout(recipe).converted)]
     words += ["--kv-heads", str(recipe.convert.kv_heads)]
     for key, value in _given(recipe.convert).items():
         words += _option(f"--{key.replace('_', '-')}", value)

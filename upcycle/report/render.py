@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.checkpoint.staging import write_file
 from upcycle.pages import formatting
 from upcycle.pages.formatting import pictured
@@ -13,7 +14,7 @@ from upcycle.utf8 import strict, to_json
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-JSON_NAME, MARKDOWN_NAME, HTML_NAME = "report.json", "report.md", "report.html"
+MARKDOWN_NAME, HTML_NAME = "report.md", "report.html"
 
 
 def write_report(document: ReportDocument, folder: Path) -> None:
@@ -26,7 +27,7 @@ def write_report(document: ReportDocument, folder: Path) -> None:
         OutputError: one cannot be written.
     """
     pages = {
-        JSON_NAME: to_json(document, indent=2) + "\n",
+        REPORT_NAME: to_json(document, indent=2) + "\n",
         MARKDOWN_NAME: render_markdown(document),
         HTML_NAME: render_html(document),
     }
