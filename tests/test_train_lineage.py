@@ -98,7 +98,7 @@ def test_a_teacher_of_other_tokens_is_refused(tiny: TinyPipeline) -> None:
     ("option", "override", "what"),
     [
         (("--method", "first"), "convert.method=null", "method was 'first' and is 'mean'"),
-        (("--seed", "1"), "convert.method=mean", "seed was 1 and is 0"),
+        (("--method", "random", "--seed", "1"), "convert.method=random", "seed was 1 and is 0"),
         ((), "convert.kv_heads=4", "has 2 KV heads, and the recipe asks for 4"),
         ((), "convert.calibration=[builtin]", "calibration was [] and is ['builtin']"),
     ],
