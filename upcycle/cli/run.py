@@ -70,7 +70,7 @@ def run_command(
             announce=announce,
             note=note,
         )
-    print_comparison(console, result.report["comparison"], result.report["warnings"])
+    print_comparison(console, result.report.comparison, result.report.warnings)
     console.print(f"report   {result.layout.report / 'report.html'}")
     if result.package is not None:
         console.print(f"package  {result.package}")
@@ -79,7 +79,7 @@ def run_command(
             "output": str(result.layout.output),
             "skipped": list(result.skipped),
             "notes": notes,
-            "report": dict(result.report),
+            "report": result.report.to_dict(),
         },
         passed=result.passed,
     )

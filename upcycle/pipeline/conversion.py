@@ -1,14 +1,12 @@
 """Whether a converted folder is what a recipe's `convert` section makes of its source."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from upcycle.checkpoint.lineage import CONVERT, differences, mapping
+from upcycle.checkpoint.lineage import CONVERT, differences
+from upcycle.checkpoint.manifest import Manifest
 from upcycle.conversion.calibration_options import Calibration
 from upcycle.options.convert import ConvertOptions
 
 
-def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list[str]:
+def option_changes(manifest: Manifest, section: ConvertOptions) -> list[str]:
     """What the section says otherwise than the options that a folder was made by.
 
     Options that a recipe has no key for are free.
@@ -28,15 +26,15 @@ def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list
         **text.options,
         "method": text.method(section.method),
     }
-    made = mapping(manifest.get("options"))
+    made = manifest.options.document
     known = {key: value for key, value in made.items() if key in asked}
-    read = mapping(manifest.get("source")).get("text")
+    read = manifest.source.document.get("text")
     if read is not None and section.calibration:  # content tells more than names
         known["calibration"] = read
         asked["calibration"] = text.hashes()
     return differences(known, {key: value for key, value in asked.items() if key in made})
 
 
-def is_conversion(manifest: Mapping[str, Any] | None) -> bool:
+def is_conversion(manifest: Manifest) -> bool:
     """Whether a manifest is of a conversion."""
-    return (manifest or {}).get("stage") == CONVERT
+    return manifest.stage == CONVERT

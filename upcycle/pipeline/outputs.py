@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.lineage import differences, mapping, other_files
-from upcycle.checkpoint.manifest import read_manifest
+from upcycle.checkpoint.lineage import differences, other_files
+from upcycle.checkpoint.manifest import Manifest, read_manifest
 from upcycle.errors import CheckpointError
 from upcycle.progress import Watcher
 from upcycle.version import __version__
@@ -33,8 +33,8 @@ class Stage:
     output: Path
     manifest: Path
     needs: tuple[str, ...]
-    changes: Callable[[Mapping[str, Any]], list[str]]
-    damaged: Callable[[Mapping[str, Any]], list[str]]
+    changes: Callable[[Manifest], list[str]]
+    damaged: Callable[[Manifest], list[str]]
     action: Callable[[Watcher, Callable[[str], None]], None]
     unnoted: Callable[[], str | None] = lambda: None
 
@@ -79,17 +79,17 @@ def find(stage: Stage, read: str | None) -> Found:
     manifest = manifest_of(stage)
     if manifest is None:
         return Found(True, damaged=(stage.manifest.name,))
-    if manifest["stage"] != stage.name:
-        return Found(True, changes=(f"it was made by {manifest['stage']!r}",))
+    if manifest.stage != stage.name:
+        return Found(True, changes=(f"it was made by {manifest.stage!r}",))
     changes = stage.changes(manifest)
     if not changes and stage.unnoted() not in (None, read):
         changes = ["the quantisation scheme or its text is not known to be the same"]
     damaged = stage.damaged(manifest)
-    version = str(mapping(manifest.get("versions")).get("upcycle"))
+    version = str(manifest.versions.get("upcycle"))
     return Found(True, tuple(changes), tuple(damaged), version)
 
 
-def manifest_of(stage: Stage) -> Mapping[str, Any] | None:
+def manifest_of(stage: Stage) -> Manifest | None:
     """The manifest of a stage's output; None where there is none that can be read."""
     try:
         return read_manifest(stage.manifest.parent)
@@ -98,11 +98,11 @@ def manifest_of(stage: Stage) -> Mapping[str, Any] | None:
 
 
 def manifest_changes(
-    manifest: Mapping[str, Any], *, source: Mapping[str, Any], options: Mapping[str, Any]
+    manifest: Manifest, *, source: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[str]:
     """How inputs, options and the version differ from those of a manifest."""
-    was = {**mapping(manifest.get("source")), **mapping(manifest.get("options"))}
-    version = mapping(manifest.get("versions")).get("upcycle")
+    was = {**manifest.source.document, **manifest.options.document}
+    version = manifest.versions.get("upcycle")
     return [
         *differences(was, {**source, **options}),
         *differences({"upcycle": version}, {"upcycle": __version__}),
@@ -110,14 +110,13 @@ def manifest_changes(
 
 
 def file_damage(
-    manifest: Mapping[str, Any], found: Mapping[str, str], *, key: str = "files"
+    known: Mapping[str, str], found: Mapping[str, str], *, name: str = "files"
 ) -> list[str]:
     """Files that are missing or not as a manifest's result tells.
 
     Args:
-        manifest: of the output.
+        known: hashes in the manifest.
         found: hashes of what is there.
-        key: of the result, whose files are looked at.
+        name: what they are called where the manifest has none.
     """
-    files = mapping(mapping(manifest.get("result")).get(key))
-    return other_files(files, found) if files else [key]
+    return other_files(known, found) if known else [name]

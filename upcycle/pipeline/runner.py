@@ -7,10 +7,9 @@ what another command made, or what was trained, is refused instead of being lost
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from upcycle.checkpoint.manifest import MANIFEST_NAME
 from upcycle.checkpoint.reader import resolve
@@ -22,9 +21,10 @@ from upcycle.pipeline.layout import Layout
 from upcycle.pipeline.outputs import Found, Stage, find
 from upcycle.pipeline.records import Records
 from upcycle.pipeline.request import request_checks
-from upcycle.pipeline.stages import REPORT_JSON, Run, read_json, stages_of, training_changes
+from upcycle.pipeline.stages import REPORT_JSON, Run, stages_of, training_changes
 from upcycle.progress import Watcher, ignore
 from upcycle.recipe.schema import Recipe
+from upcycle.report.schema import ReportDocument, read_document
 from upcycle.training.state import check_work, newest_facts, state_folders
 from upcycle.training.team import Team
 from upcycle.version import __version__
@@ -45,13 +45,13 @@ class RunResult:
 
     layout: Layout
     skipped: tuple[str, ...]
-    report: Mapping[str, Any]
+    report: ReportDocument
     package: Path | None
 
     @property
     def passed(self) -> bool:
         """Whether every margin of the recipe was kept."""
-        return all(margin["passed"] for margin in self.report["comparison"]["margins"])
+        return self.report.comparison.passed
 
 
 def run(
@@ -94,7 +94,7 @@ def run(
     with locked(layout.output.resolve(), layout.output):
         parts = Run(recipe, source, layout, command, Contents())
         skipped = _Runner(parts, overwrite, note).run(watch, announce)
-    report = read_json(layout.report / REPORT_JSON)
+    report = read_document(ReportDocument, layout.report / REPORT_JSON)
     package = None if recipe.export is None else layout.package
     return RunResult(layout, tuple(skipped), report, package)
 

@@ -9,12 +9,19 @@ from typing import Any
 
 import xxhash
 
-from upcycle.checkpoint.lineage import differences, mapping
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, hash_folder, write_manifest
+from upcycle.checkpoint.lineage import differences
+from upcycle.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    hash_file,
+    hash_folder,
+    write_manifest,
+)
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import staged
 from upcycle.conversion.convert import convert
 from upcycle.errors import warn
+from upcycle.evaluation.results import Comparison
 from upcycle.export import options as export_options
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.families import shape_of
@@ -30,6 +37,7 @@ from upcycle.progress import Watcher
 from upcycle.recipe.schema import Recipe
 from upcycle.report.build import LOADED_SUFFIXES, build_report
 from upcycle.report.render import write_report
+from upcycle.report.schema import read_document
 from upcycle.training.facts import weight_hashes
 from upcycle.training.log import LOG_NAME
 from upcycle.training.team import team
@@ -107,8 +115,8 @@ def stages_of(run: Run) -> list[Stage]:
 def _convert_stage(run: Run) -> Stage:
     section, folder = run.recipe.convert, run.layout.converted
 
-    def changes(manifest: Mapping[str, Any]) -> list[str]:
-        was = _loaded(mapping(mapping(manifest.get("source")).get("files")))
+    def changes(manifest: Manifest) -> list[str]:
+        was = _loaded(manifest.source.files)
         return [
             *differences({"source": was}, {"source": run.source_files()}),
             *option_changes(manifest, section),
@@ -125,7 +133,7 @@ def _convert_stage(run: Run) -> Stage:
         folder / MANIFEST_NAME,
         (),
         changes,
-        lambda manifest: file_damage(manifest, run.contents.of_folder(folder)),
+        lambda manifest: file_damage(manifest.result.files, run.contents.of_folder(folder)),
         action,
     )
 
@@ -150,7 +158,9 @@ def _train_stage(run: Run) -> Stage:
         folder / MANIFEST_NAME,
         ("convert",),
         lambda manifest: training_changes(run, training.result_facts(manifest), is_made=True),
-        lambda manifest: file_damage(manifest, run.contents.of_folder(folder), key="weights"),
+        lambda manifest: file_damage(
+            manifest.result.weights, run.contents.of_folder(folder), name="weights"
+        ),
         action,
     )
 
@@ -192,9 +202,9 @@ def _evaluate_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         from upcycle.evaluation.compare import evaluate
 
         asked = {**section.model_dump(), "margins": section.margins.model_dump()}
-        comparison = evaluate(run.source, run.candidates, watch=watch, **asked).to_dict()
+        comparison = evaluate(run.source, run.candidates, watch=watch, **asked)
         with staged(folder, overwrite=True) as partial:
-            text = to_json(comparison, indent=2) + "\n"
+            text = to_json(comparison.to_dict(), indent=2) + "\n"
             (partial / COMPARISON_JSON).write_text(text, encoding="utf-8")
             _write_manifest(partial, "evaluate", source(), options)
 
@@ -204,7 +214,7 @@ def _evaluate_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         folder / MANIFEST_NAME,
         needs,
         lambda manifest: manifest_changes(manifest, source=source(), options=options),
-        lambda manifest: file_damage(manifest, run.contents.of_folder(folder)),
+        lambda manifest: file_damage(manifest.result.files, run.contents.of_folder(folder)),
         action,
     )
 
@@ -230,11 +240,12 @@ def _export_stage(run: Run, section: ExportRecipe, needs: tuple[str, ...]) -> St
         for text in device_notes(made, core_ai=False):
             note(f"note: {text}")
 
-    def damaged(manifest: Mapping[str, Any]) -> list[str]:
-        wrong = file_damage(manifest, run.contents.of_folder(folder))
+    def damaged(manifest: Manifest) -> list[str]:
+        wrong = file_damage(manifest.result.files, run.contents.of_folder(folder))
         if is_chunked:
             return wrong
-        return wrong + file_damage(manifest, run.contents.of_folder(package), key="package")
+        made = run.contents.of_folder(package)
+        return wrong + file_damage(manifest.result.package, made, name="package")
 
     return Stage(
         "export",
@@ -279,8 +290,8 @@ def _report_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         }
 
     def action(watch: Watcher, _: Note) -> None:
-        comparison = read_json(layout.evaluation / COMPARISON_JSON)
-        labels = [model["label"] for model in comparison["models"]]
+        comparison = read_document(Comparison, layout.evaluation / COMPARISON_JSON)
+        labels = [model.label for model in comparison.models]
         export = None
         if recipe.export is not None:
             from upcycle.program.bandwidth import describe_export
@@ -303,7 +314,7 @@ def _report_stage(run: Run, needs: tuple[str, ...]) -> Stage:
         layout.report / MANIFEST_NAME,
         needs,
         lambda manifest: manifest_changes(manifest, source=source(), options=options),
-        lambda manifest: file_damage(manifest, run.contents.of_folder(layout.report)),
+        lambda manifest: file_damage(manifest.result.files, run.contents.of_folder(layout.report)),
         action,
     )
 
@@ -324,9 +335,3 @@ def _write_manifest(
 def _loaded(files: Mapping[str, str]) -> dict[str, str]:
     """Those of a folder's hashes that are of what loading reads, and not of cards and pictures."""
     return {name: known for name, known in files.items() if Path(name).suffix in LOADED_SUFFIXES}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that a stage wrote."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document

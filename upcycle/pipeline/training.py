@@ -13,12 +13,11 @@ from upcycle.checkpoint.lineage import (
     differences,
     is_of_model,
     is_vocabulary,
-    mapping,
     not_of_origin,
     origin_of,
     other_files,
 )
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
 from upcycle.errors import TrainingError
 from upcycle.families import shape_of
@@ -205,7 +204,7 @@ def _check_kv_heads(checkpoint: Checkpoint, recipe: Recipe) -> None:
         )
 
 
-def _check_unchanged(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:
+def _check_unchanged(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Refuse weights and a configuration that are no longer what the manifest tells of."""
     changed = other_files(made_hashes(manifest), weight_hashes(checkpoint))
     if changed:
@@ -216,13 +215,12 @@ def _check_unchanged(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Non
         )
 
 
-def made_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+def made_hashes(manifest: Manifest) -> dict[str, str]:
     """Hashes of the configuration and weights that a conversion or an uptraining wrote.
 
     An uptraining notes those of the weights alone.
     """
-    result = mapping(manifest.get("result"))
-    files = mapping(result.get("weights" if manifest.get("stage") == TRAIN else "files"))
+    files = manifest.result.weights if manifest.stage == TRAIN else manifest.result.files
     return {
         name: known
         for name, known in files.items()
@@ -260,6 +258,6 @@ def run_changes(
     return changed
 
 
-def result_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def result_facts(manifest: Manifest) -> dict[str, Any]:
     """The facts of the run that made an uptrained folder."""
-    return {**mapping(manifest.get("options")), **mapping(manifest.get("source"))}
+    return {**manifest.options.document, **manifest.source.document}
