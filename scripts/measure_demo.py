@@ -30,7 +30,8 @@ def measure(name: str) -> dict[str, Any]:
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
     command = f"upcycle run recipes/{name}.yaml"
     result = run(recipe, command=command, announce=lambda stage, skipped: print(name, stage))
-    comparison = result.report["comparison"]
+    report = result.report.to_dict()
+    comparison = report["comparison"]
     models = [
         {
             "label": model["label"],
@@ -42,7 +43,7 @@ def measure(name: str) -> dict[str, Any]:
         }
         for model in comparison["models"]
     ]
-    training = result.report["training"]
+    training = report["training"]
     return {
         "command": command,
         "measured": datetime.date.today().isoformat(),
@@ -51,7 +52,7 @@ def measure(name: str) -> dict[str, Any]:
         "tokens": training["tokens"],
         "scored_tokens": comparison["text"]["tokens"],
         "models": models,
-        "export": result.report["export"],
+        "export": report["export"],
     }
 
 

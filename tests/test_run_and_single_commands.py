@@ -304,6 +304,7 @@ def test_a_seed_that_draws_is_a_difference(tmp_path: Path, options: tuple[str, s
     )
     text = Calibration(section.calibration, section.calibration_tokens, 0, "contiguous")
     made = {"seed": 7, "kv_heads": 2, "method": text.method(section.method), **text.options}
-    manifest = {"stage": "convert", "options": made}
+    manifest = Manifest.model_validate({"stage": "convert", "options": made})
     assert option_changes(manifest, section) == ["seed was 7 and is 0"]
-    assert option_changes({"options": {**made, "seed": 0}}, section) == []
+    same = Manifest.model_validate({"stage": "convert", "options": {**made, "seed": 0}})
+    assert option_changes(same, section) == []

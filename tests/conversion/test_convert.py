@@ -245,7 +245,7 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
     convert(source, tmp_path / "out", kv_heads=2, sha256=True)
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert manifest["options"] == {
+    assert manifest.options.document == {
         "kv_heads": 2,
         "method": "mean",
         "calibration": [],
@@ -258,9 +258,9 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
         "allow_nonfinite": False,
         "drop_extra_attention": False,
     }
-    assert manifest["source"]["files"] == hash_folder(source)
-    assert manifest["result"]["files"] == hash_folder(tmp_path / "out")
-    assert len(manifest["source"]["sha256"]["model.safetensors"]) == 64
+    assert manifest.source.files == hash_folder(source)
+    assert manifest.result.files == hash_folder(tmp_path / "out")
+    assert len(manifest.source.document["sha256"]["model.safetensors"]) == 64
     assert str(tmp_path) not in (tmp_path / "out" / "upcycle.json").read_text()
 
 

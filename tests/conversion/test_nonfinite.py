@@ -52,7 +52,7 @@ def test_what_is_merged_must_be_finite(
     convert(source, tmp_path / "out", kv_heads=2, allow_nonfinite=True)
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert manifest["options"]["allow_nonfinite"] is True
+    assert manifest.options.document["allow_nonfinite"] is True
     assert count_nonfinite(Checkpoint.open(tmp_path / "out"), name) > 0
 
 

@@ -13,9 +13,10 @@ from upcycle.cli import sweep as _sweep  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.conversion.convert import convert
 from upcycle.errors import DeviceError, EvaluationError, PlanError
+from upcycle.evaluation.drift import DriftSweep
 from upcycle.kvcache.counting import count_attention
 from upcycle.models.loading import load_model
-from upcycle.pipeline.sweep import DriftSweep, sweep_kv_heads
+from upcycle.pipeline.sweep import sweep_kv_heads
 from upcycle.planning import plan
 
 SMALL = {"max_tokens": 150, "sequence_length": 32, "device": "cpu"}

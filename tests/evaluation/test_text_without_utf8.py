@@ -102,12 +102,12 @@ def test_a_tokenizer_that_decodes_to_surrogates(
 
 
 def test_control_characters_are_pictures_on_pages(tmp_path: Path) -> None:
-    from tests.report.example import document
+    from tests.report.example import document, typed
     from upcycle.report.render import write_report
 
-    example: Any = document()
-    example["comparison"]["generations"][0]["prompt"] = "a\0b\x1b[31m\x7f\u2028c"
-    write_report(example, tmp_path)
+    report_before = document()
+    report_before["comparison"]["generations"][0]["prompt"] = "a\0b\x1b[31m\x7f\u2028c"
+    write_report(typed(report_before), tmp_path)
     report, markdown = report_of(tmp_path)
     assert report["comparison"]["generations"][0]["prompt"] == "a\0b\x1b[31m\x7f\u2028c"
     assert "a␀b␛[31m␡\u2028c" in markdown
@@ -122,7 +122,7 @@ def test_conversions_and_predictions(place: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)
     manifest = read_manifest(out)
     assert manifest is not None
-    assert manifest["options"]["calibration"] == [f"{SHOWN}.jsonl"]
+    assert manifest.options.document["calibration"] == [f"{SHOWN}.jsonl"]
     done = call("predict", place / "source", *text)
     assert done.exit_code == 0, done.output
     assert f"{SHOWN}.jsonl" in done.stdout

@@ -119,8 +119,8 @@ def test_functions_share_their_weights(
 
 def test_an_asset_says_what_made_it(exported: ExportResult) -> None:
     asset = Asset.read(exported.package)
-    assert asset.manifest == exported.manifest
-    options = asset.manifest["options"]
+    assert asset.manifest.document == exported.manifest
+    options = asset.manifest.options.document
     assert options["target"] == "coreai"
     assert options["dtype"] == "float16"
     assert (asset.context, options["prefill"]) == (CONTEXT, 16)

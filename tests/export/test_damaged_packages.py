@@ -143,8 +143,8 @@ def test_any_entry_is_read_or_refused(exported: Graph, data: st.DataObject) -> N
     except ExportError:
         assert noted_manifest(graph) is None
     else:
-        assert manifest["options"]["context"] == 64
-        assert manifest["result"]["decoder"]["num_layers"] < 1000
+        assert manifest.options.context == 64
+        assert manifest.result.decoder.num_layers < 1000
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.models.qfold import QFOLD, REPEAT_KV, register_qfold
 from upcycle.program.host_cache import HostCache, past_mask
+from upcycle.program.noted import check_manifest
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32
@@ -57,8 +58,9 @@ def run(decoder: ReadOnlyDecoder, cache: HostCache, calls: Iterator[Tensor]) -> 
 
 def host_cache(shape: DecoderShape) -> HostCache:
     """With fp32 arrays, so that it rounds nothing."""
-    manifest = {"options": {"context": CONTEXT}, "result": {"decoder": vars(shape)}}
-    cache = HostCache.of(manifest)
+    decoder = {"decoder": vars(shape)}
+    document = {"source": {}, "options": {"context": CONTEXT}, "result": decoder}
+    cache = HostCache.of(check_manifest(document, ""))
     past = {name: array.astype(np.float32) for name, array in cache.past.items()}
     return HostCache(past, cache.windows)
 

@@ -21,5 +21,4 @@ def test_a_tokenizer_without_bos_is_given_none(tmp_path: Path) -> None:
     assert ids.tolist() == [*tokenizer("hello")["input_ids"], tokenizer.eos_token_id]
     assert held_out.text.tokens == 5  # four letters and the end of text
     assert held_out.text.bytes == 4
-    text = vars(held_out.text)
-    assert "each on its own and with no BOS token" in window_rule(text)
+    assert "each on its own and with no BOS token" in window_rule(held_out.text)

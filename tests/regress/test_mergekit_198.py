@@ -42,8 +42,8 @@ def test_a_conversion_warns_and_records_it(tmp_path: Path, source: Path, kv_head
     assert result.warnings[0].endswith(WORDS)
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert manifest["result"]["warnings"] == result.warnings
-    mismatched = manifest["result"]["class"]["mismatched"]
+    assert manifest.result.document["warnings"] == result.warnings
+    mismatched = manifest.result.document["class"]["mismatched"]
     assert mismatched["lm_head.weight"] == [[260, 64], [300, 64]]
 
 

@@ -23,7 +23,7 @@ def test_the_manifest_is_a_recipe_that_gives_the_same_bytes(tmp_path: Path) -> N
     convert(source, tmp_path / "first", kv_heads=2, method="random", seed=11)
     manifest = read_manifest(tmp_path / "first")
     assert manifest is not None
-    convert(source, tmp_path / "second", **manifest["options"])
-    assert manifest["source"]["files"] == hash_folder(source)
-    assert manifest["result"]["files"] == hash_folder(tmp_path / "second")
+    convert(source, tmp_path / "second", **manifest.options.document)
+    assert manifest.source.files == hash_folder(source)
+    assert manifest.result.files == hash_folder(tmp_path / "second")
     assert read_manifest(tmp_path / "second") == manifest

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.report.example import document
+from tests.report.example import document, typed
 from tests.tiny import tiny_checkpoint
 from upcycle.conversion.convert import convert
 from upcycle.report.render import render_html
@@ -20,7 +20,7 @@ def test_a_calibrated_conversion_is_drawn(tmp_path: Path) -> None:
         tokens = {"calibration_tokens": 512} if options else {}
         result = convert(source, tmp_path / name, kv_heads=2, **options, **tokens)
         shown["provenance"][1]["manifest"] = json.loads(json.dumps(result.manifest))
-        html = render_html(shown)
+        html = render_html(typed(shown))
         assert (HEADING in html) == (name == "lowrank")
         assert ("output error before refining" in html) == (name == "lowrank")
 

@@ -4,9 +4,8 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME
+from upcycle.checkpoint.manifest import MANIFEST_NAME, Part, Texts
 
 _NAME = "upcycle"
 REPORT_NAME = "report.json"
@@ -44,11 +43,15 @@ def _texts(folder: Path) -> Iterator[str]:
         yield content.decode("utf-8", errors="replace")
 
 
+class _Signed(Part):
+    """What all documents of ours note: the versions of what made them."""
+
+    versions: Texts
+
+
 def _is_signed(text: str) -> bool:
-    """Whether a text begins with a document of ours: they note the versions of what made them."""
+    """Whether a text begins with a document of ours."""
     try:
-        document: Any = json.JSONDecoder().raw_decode(text)[0]
+        return _NAME in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
     except (ValueError, RecursionError):
         return False
-    versions = document.get("versions") if isinstance(document, dict) else None
-    return isinstance(versions, dict) and _NAME in versions

@@ -2,8 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +25,9 @@ from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import warn
 from upcycle.kvcache.parallel import serving_line
 from upcycle.planning import Copy
+
+if TYPE_CHECKING:
+    from upcycle.conversion.measured import MeasuredLayer
 
 
 @command("convert", epilog="Example: upcycle convert recipes/demo-source out --kv-heads 2")
@@ -75,8 +77,10 @@ def convert_command(
     ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
+    from upcycle.checkpoint.manifest import Manifest
     from upcycle.checkpoint.staging import staging_folder
-    from upcycle.conversion.convert import convert
+    from upcycle.conversion.convert import convert, extra_method
+    from upcycle.conversion.measured import measured_layers
 
     def how_to_go_on() -> str:
         if not staging_folder(output).exists():
@@ -119,12 +123,13 @@ def convert_command(
         )
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
-    for line in extra_attention_lines(result.plan, _how(result.manifest)):
+    how = _how(extra_method(result.plan), calibrated=bool(calibration))
+    for line in extra_attention_lines(result.plan, how):
         console.print(line)
     for line in result.left_behind_lines:
         console.print(line)
     console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
-    _show_layers(console, result.manifest["result"]["layers"])
+    _show_layers(console, measured_layers(Manifest.model_validate(result.manifest)))
     console.print(_advice(before, kv_heads, result.plan.method, refine))
     for warning in result.plan.warnings:
         warn(warning)
@@ -139,31 +144,29 @@ def convert_command(
     )
 
 
-def _how(manifest: Mapping[str, Any]) -> str:
+def _how(method: str, *, calibrated: bool) -> str:
     """How extra attention was merged."""
-    options, record = manifest["options"], manifest["result"]["extra_attention"]
-    method = record[0]["method"] if record else ""
-    if not options["calibration"]:
+    if not calibrated:
         return f"merged by {method}"
     return f"merged by {method} from weights alone, since transformers cannot run it on text"
 
 
-def _show_layers(console: Console, layers: list[dict[str, Any]]) -> None:
+def _show_layers(console: Console, layers: "list[MeasuredLayer]") -> None:
     """What calibration measured of each layer, and what it did."""
     if not layers:
         return
     rows = []
     for layer in layers:
-        refined = layer["refinement"]
-        error = f"{refined['before']:.1%} → {refined['after']:.1%}" if refined else "not refined"
+        refined, lost = layer.refinement, layer.residual
+        error = f"{refined.before:.1%} → {refined.after:.1%}" if refined else "not refined"
         rows.append(
             [
-                str(layer["layer"]),
-                f"{layer['residual']['keys']:.1%}",
-                f"{layer['residual']['values']:.1%}",
+                str(layer.layer),
+                f"{lost.keys:.1%}",
+                f"{lost.values:.1%}",
                 error,
-                layer["keys"],
-                layer["values"],
+                layer.keys,
+                layer.values,
             ]
         )
     console.table(["layer", "K lost", "V lost", "held-out error", "keys", "values"], rows)

@@ -88,24 +88,27 @@ def eval_command(
             device=device,
             dtype=dtype,
             watch=watch,
-        ).to_dict()
+        )
     document = build_report(
         comparison,
         folders={
-            model["label"]: resolve(folder)
-            for model, folder in zip(comparison["models"], (source, *candidates), strict=True)
+            model.label: resolve(folder)
+            for model, folder in zip(comparison.models, (source, *candidates), strict=True)
         },
         command=_command_line(source, candidates, out, device, dtype, recipe, given),
         training_log=_training_log(loaded),
     )
     with staged(out, overwrite=overwrite, inputs=inputs) as folder:
         write_report(document, folder)
-    warnings = document["warnings"]
-    print_comparison(console, comparison, warnings)
+    print_comparison(console, comparison, document.warnings)
     console.print(f"report   {out / HTML_NAME}")
-    passed = all(margin["passed"] for margin in comparison["margins"])
-    found = {"report": str(out), "passed": passed, "comparison": comparison, "warnings": warnings}
-    return Outcome(found, passed)
+    found = {
+        "report": str(out),
+        "passed": comparison.passed,
+        "comparison": comparison.to_dict(),
+        "warnings": document.warnings,
+    }
+    return Outcome(found, comparison.passed)
 
 
 def _training_log(recipe: "Recipe | None") -> Path | None:

@@ -92,7 +92,7 @@ def run_recipe(
             announce=announce,
             note=note,
         )
-    print_comparison(console, result.report["comparison"], result.report["warnings"])
+    print_comparison(console, result.report.comparison, result.report.warnings)
     console.print(f"report   {result.layout.report / HTML_NAME}")
     if result.package is not None:
         console.print(f"package  {result.package}")
@@ -101,7 +101,7 @@ def run_recipe(
             "output": str(result.layout.output),
             "skipped": list(result.skipped),
             "notes": notes,
-            "report": dict(result.report),
+            "report": result.report.to_dict(),
         },
         passed=result.passed,
     )

@@ -1,7 +1,8 @@
 """`upcycle sweep`: what each number of KV heads saves, and how far it moves the outputs."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +25,7 @@ from upcycle.kvcache.cache_dtype import asked_dtype
 from upcycle.kvcache.layout import config_of
 
 if TYPE_CHECKING:
-    from upcycle.pipeline.sweep import DriftSweep
+    from upcycle.evaluation.drift import DriftSweep
 
 
 @command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")
@@ -82,13 +83,12 @@ def sweep_command(
             dtype=dtype,
             watch=watch,
         )
-    document = _document(source, cached, sweep)
     if html is not None:
         from upcycle.report.sweep_page import write_sweep_page
 
-        write_sweep_page(document, html)
-    _show(console, document)
-    return Outcome(document)
+        write_sweep_page(sweep, html, source=source, kv_dtype=cached)
+    _show(console, source, sweep, cached)
+    return Outcome({"source": source, "kv_dtype": cached, **asdict(sweep)})
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -102,31 +102,25 @@ def _numbers(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _document(source: str, kv_dtype: str, sweep: "DriftSweep") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"source": source, "kv_dtype": kv_dtype, **asdict(sweep)}
-
-
-def _show(console: Console, document: dict[str, Any]) -> None:
+def _show(console: Console, source: str, sweep: "DriftSweep", kv_dtype: str) -> None:
     from upcycle.report.sweep_page import DRIFT_NOTE, identical_line, layer_rows, overview_rows
 
-    text = document["text"]
-    kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])
+    text = sweep.text
+    kind = "the packaged held-out text" if text.packaged else ", ".join(text.files)
     console.print(
-        f"{document['source']}: {document['method']}, {text['tokens']:,} tokens of {kind}, "
-        f"{document['dtype']} on {document['device']}"
+        f"{source}: {sweep.method}, {text.tokens:,} tokens of {kind}, "
+        f"{sweep.dtype} on {sweep.device}"
     )
-    if losses := text.get("losses"):
-        console.print(f"not all of the text was used: {losses}")
-    header, *rows = overview_rows(document)
+    if text.losses:
+        console.print(f"not all of the text was used: {text.losses}")
+    header, *rows = overview_rows(sweep, kv_dtype)
     console.table(header, rows)
     console.print()
     console.print("hidden state after each layer, RMS of the difference relative to the source's")
-    header, *rows = layer_rows(document)
+    header, *rows = layer_rows(sweep)
     console.table(header, rows)
     console.print()
-    for line in (document["nothing_to_merge"], identical_line(document)):
+    for line in (sweep.nothing_to_merge, identical_line(sweep)):
         if line:
             console.print(line)
     console.print(DRIFT_NOTE)

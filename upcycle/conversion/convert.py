@@ -255,11 +255,17 @@ def check_request(
     return todo
 
 
+def extra_method(todo: Plan) -> str:
+    """What becomes of attention outside the decoder's layers that is kept."""
+    now = todo.source_shape.num_key_value_heads
+    if todo.num_key_value_heads >= now:
+        return "copy" if todo.num_key_value_heads == now else "repeat"
+    return by_weights_alone(todo).method
+
+
 def _extra_record(todo: Plan) -> list[dict[str, Any]]:
     """What became of each attention outside the decoder's layers."""
-    done, now = by_weights_alone(todo).method, todo.source_shape.num_key_value_heads
-    if todo.num_key_value_heads >= now:
-        done = "copy" if todo.num_key_value_heads == now else "repeat"
+    done = extra_method(todo)
     made = [*((extra, done) for extra in todo.extra), *((extra, "drop") for extra in todo.dropped)]
     return [{"module": e.module, "layer": e.layer, "method": method} for e, method in made]
 

@@ -198,7 +198,7 @@ def _noise_floor(model: Any, batches: Sequence[Batch], count: Callable[[int], No
     )
     difference = np.abs(scores.model_nll.astype(np.float64) - scores.source_nll)
     return NoiseFloor(
-        batch_sizes=(max(len(batch.lengths) for batch in batches), 1),
+        batch_sizes=[max(len(batch.lengths) for batch in batches), 1],
         tokens=len(difference),
         kl_mean=float(scores.kl.mean(dtype=np.float64)),
         kl_max=float(scores.kl.max()),

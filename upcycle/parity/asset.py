@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME
 from upcycle.export.coreai.programs import DTYPES
 from upcycle.parity.program import Exported
 from upcycle.program.coreai import read_program
-from upcycle.program.noted import STAGE, check_manifest, check_program, damaged, not_ours
-from upcycle.program.specification import reading
+from upcycle.program.noted import check_program, damaged, folder_manifest, not_ours
 
 
 class Asset(Exported):
@@ -22,12 +21,10 @@ class Asset(Exported):
             ExportError: it is none, is damaged, or `upcycle export` did not make it.
         """
         where = str(path / MANIFEST_NAME)
-        with reading(path):
-            manifest = read_manifest(path)
-        if manifest is None or manifest["stage"] != STAGE:
+        manifest = folder_manifest(path)
+        if manifest is None:
             raise not_ours(path, where)
-        check_manifest(manifest, where)
-        if manifest["options"].get("dtype") not in DTYPES:
+        if manifest.options.dtype not in DTYPES:
             raise damaged("options.dtype is missing or has a wrong value", where)
         graph = read_program(path)
         check_program(graph, manifest, where)

@@ -55,7 +55,7 @@ def check_asset(
         watch(Progress("check-export", next(steps), _STEPS, "steps", note))
 
     step("torch")
-    exact = read.manifest["options"]["dtype"] == "float32"
+    exact = read.manifest.options.dtype == "float32"
     # The model is gone when the program runs.
     reference = reference_of(
         load_reference(opened, read),

@@ -1,12 +1,11 @@
 """The first stage: the source with fewer KV heads."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.lineage import CONVERT, differences, mapping
-from upcycle.checkpoint.manifest import MANIFEST_NAME
+from upcycle.checkpoint.lineage import CONVERT, differences
+from upcycle.checkpoint.manifest import MANIFEST_NAME, Manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.calibration_options import Calibration
 from upcycle.conversion.class_check import check_class
@@ -44,9 +43,9 @@ class Convert(Stage):
         """What loading the source reads."""
         return {"source": self.run.source_files()}
 
-    def changes(self, manifest: Mapping[str, Any]) -> list[str]:
+    def changes(self, manifest: Manifest) -> list[str]:
         """The source or the section differ; any version's conversion is taken."""
-        was = loaded(mapping(mapping(manifest.get("source")).get("files")))
+        was = loaded(manifest.source.files)
         return [*differences({"source": was}, self.inputs()), *option_changes(manifest, self.asked)]
 
     def make(self, watch: Watcher, note: Note) -> None:
@@ -95,7 +94,7 @@ def _told(section: ConvertOptions) -> dict[str, Any]:
     return {**section.model_dump(mode="json"), **text.options, "method": method}
 
 
-def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list[str]:
+def option_changes(manifest: Manifest, section: ConvertOptions) -> list[str]:
     """What a section says otherwise than the options that a folder was made by.
 
     Options that a recipe has no key for are free, and so is a seed by which nothing is drawn.
@@ -104,12 +103,12 @@ def option_changes(manifest: Mapping[str, Any], section: ConvertOptions) -> list
         manifest: of the converted folder.
         section: of the recipe.
     """
-    asked, made, text = _told(section), mapping(manifest.get("options")), calibration_of(section)
+    asked, made, text = _told(section), manifest.options.document, calibration_of(section)
     # Looked up only where it matters: methods load torch.
     if asked["seed"] != made.get("seed") and not text.uses_seed(asked["method"]):
         del asked["seed"]
     known = {key: value for key, value in made.items() if key in asked}
-    read = mapping(manifest.get("source")).get("text")
+    read = manifest.source.document.get("text")
     if read is not None and section.calibration:  # content tells more than names
         known["calibration"] = read
         asked["calibration"] = text.hashes()

@@ -1,16 +1,17 @@
 """The last stage: everything that was found, on one page."""
 
-import json
 from typing import Any
 
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import staged
+from upcycle.evaluation.results import Comparison
 from upcycle.families import shape_of
 from upcycle.pipeline.stage import Note, Stage
 from upcycle.progress import Watcher
 from upcycle.report.build import build_report
 from upcycle.report.render import write_report
+from upcycle.report.schema import read_document
 
 
 class Report(Stage):
@@ -38,8 +39,8 @@ class Report(Stage):
     def make(self, watch: Watcher, note: Note) -> None:
         """Gather and write."""
         run = self.run
-        comparison = json.loads(run.layout.comparison.read_text(encoding="utf-8"))
-        labels = [model["label"] for model in comparison["models"]]
+        comparison = read_document(Comparison, run.layout.comparison)
+        labels = [model.label for model in comparison.models]
         export = None
         if run.recipe.export is not None:
             from upcycle.program.bandwidth import describe_export

@@ -5,12 +5,10 @@ options, by whichever command. What the run itself made is made again when the r
 what another command made, or what was trained, is refused instead of being lost.
 """
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from upcycle.checkpoint.reader import resolve
 from upcycle.checkpoint.staging import check_output, locked, writing
@@ -22,6 +20,7 @@ from upcycle.pipeline.stages import preconditions, stages_of
 from upcycle.progress import Watcher, ignore
 from upcycle.recipe.layout import Layout
 from upcycle.recipe.schema import Recipe
+from upcycle.report.schema import ReportDocument, read_document
 from upcycle.training.state import check_work
 from upcycle.version import __version__
 
@@ -39,13 +38,13 @@ class RunResult:
 
     layout: Layout
     skipped: tuple[str, ...]
-    report: Mapping[str, Any]
+    report: ReportDocument
     package: Path | None
 
     @property
     def passed(self) -> bool:
         """Whether every margin of the recipe was kept."""
-        return all(margin["passed"] for margin in self.report["comparison"]["margins"])
+        return self.report.comparison.passed
 
 
 def run(
@@ -98,7 +97,7 @@ def run(
                 check.look()
         check_work(layout.training)
         skipped = runner.run(watch, announce)
-    report = json.loads(layout.document.read_text(encoding="utf-8"))
+    report = read_document(ReportDocument, layout.document)
     return RunResult(layout, tuple(skipped), report, layout.package if recipe.export else None)
 
 

@@ -8,8 +8,14 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from upcycle.checkpoint.lineage import differences, mapping, other_files
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_folder, read_manifest, write_manifest
+from upcycle.checkpoint.lineage import differences, other_files
+from upcycle.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    hash_folder,
+    read_manifest,
+    write_manifest,
+)
 from upcycle.checkpoint.staging import check_output
 from upcycle.errors import CheckpointError, OutputError
 from upcycle.pipeline.shared import Run
@@ -125,23 +131,23 @@ class Stage(ABC):
         """The manifest itself."""
         return self.folder / MANIFEST_NAME
 
-    def changes(self, manifest: Mapping[str, Any]) -> list[str]:
+    def changes(self, manifest: Manifest) -> list[str]:
         """How what is asked for differs from what a manifest tells, in words."""
-        was = {**mapping(manifest.get("source")), **mapping(manifest.get("options"))}
+        was = {**manifest.source.document, **manifest.options.document}
         return [
             *differences(was, {**self.inputs(), **self.options()}),
-            *differences({"upcycle": _version(manifest)}, {"upcycle": __version__}),
+            *differences({"upcycle": manifest.versions.get("upcycle")}, {"upcycle": __version__}),
         ]
 
     def parts(self) -> Mapping[str, Path]:
         """The folders that it makes, each by the key of its files in the manifest's result."""
         return {"files": self.folder}
 
-    def damaged(self, manifest: Mapping[str, Any]) -> list[str]:
+    def damaged(self, manifest: Manifest) -> list[str]:
         """Files that are missing or not as a manifest tells."""
         wrong = []
         for key, folder in self.parts().items():
-            files = mapping(mapping(manifest.get("result")).get(key))
+            files: Mapping[str, str] = getattr(manifest.result, key)
             wrong += other_files(files, self.run.contents[folder]) if files else [key]
         return wrong
 
@@ -163,13 +169,13 @@ class Stage(ABC):
             return Found(True, damaged=(MANIFEST_NAME,), unreadable=error.what)
         if manifest is None:
             return Found(True, damaged=(MANIFEST_NAME,))
-        if manifest["stage"] != self.name:
-            return Found(True, changes=(f"it was made by {manifest['stage']!r}",))
+        if manifest.stage != self.name:
+            return Found(True, changes=(f"it was made by {manifest.stage!r}",))
         changes = self.changes(manifest)
         if not changes and self.unnoted() not in (None, read):
             changes = [f"{self.unnoted_kind} is not known to be the same"]
         damaged = self.damaged(manifest)
-        return Found(True, tuple(changes), tuple(damaged), str(_version(manifest)))
+        return Found(True, tuple(changes), tuple(damaged), str(manifest.versions.get("upcycle")))
 
     def refuse_loss(self, found: Found, *, is_own: bool, is_made: bool) -> None:
         """Refuse to make again what would be lost by it.
@@ -201,7 +207,3 @@ class Stage(ABC):
             libraries=("torch", "transformers"),
             result={"files": hash_folder(folder)},
         )
-
-
-def _version(manifest: Mapping[str, Any]) -> Any:
-    return mapping(manifest.get("versions")).get("upcycle")

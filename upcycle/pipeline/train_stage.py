@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.lineage import TRAIN, differences, mapping
+from upcycle.checkpoint.lineage import TRAIN, differences
+from upcycle.checkpoint.manifest import Manifest
 from upcycle.checkpoint.staging import check_output, locked
 from upcycle.errors import TrainingError
 from upcycle.options.train import TrainOptions
@@ -65,9 +66,9 @@ class Train(Stage):
         """The checkpoint, of whose files the weights alone are noted."""
         return {"weights": self.output}
 
-    def changes(self, manifest: Mapping[str, Any]) -> list[str]:
+    def changes(self, manifest: Manifest) -> list[str]:
         """The run that made the result was another one."""
-        made = {**mapping(manifest.get("options")), **mapping(manifest.get("source"))}
+        made = {**manifest.options.document, **manifest.source.document}
         return self._run_changes(made, is_made=True)
 
     def _run_changes(self, facts: Mapping[str, Any], *, is_made: bool) -> list[str]:

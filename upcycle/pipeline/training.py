@@ -3,22 +3,21 @@
 `upcycle train` and `upcycle run` share it, and know each other's results by it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from upcycle.checkpoint.lineage import (
     CONVERT,
     TRAIN,
     is_of_model,
     is_vocabulary,
-    mapping,
     not_of_origin,
     origin_of,
     other_files,
 )
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
 from upcycle.errors import TrainingError
 from upcycle.families import shape_of
@@ -156,7 +155,7 @@ def check_converted(recipe: Recipe) -> list[str]:
             f"one as train.teacher; or convert again: `{convert_command(recipe, overwrite=True)}`",
         )
     _check_unchanged(checkpoint, manifest)
-    if manifest["stage"] != CONVERT:
+    if manifest.stage != CONVERT:
         note = f"{folder.name} was uptrained before: of the recipe's convert section only"
         return [f"{note} kv_heads is compared"]
     calibration_of(recipe.convert).method(recipe.convert.method)  # refuses what cannot be done
@@ -181,15 +180,13 @@ def _check_kv_heads(checkpoint: Checkpoint, recipe: Recipe) -> None:
         )
 
 
-def _check_unchanged(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:
+def _check_unchanged(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Refuse weights and a configuration that are no longer what the manifest tells of."""
     # An uptraining notes the weights alone.
-    noted = mapping(manifest.get("result")).get(
-        "weights" if manifest["stage"] == TRAIN else "files"
-    )
+    noted = manifest.result.weights if manifest.stage == TRAIN else manifest.result.files
     files = {
         name: known
-        for name, known in mapping(noted).items()
+        for name, known in noted.items()
         if is_of_model(name) and not is_vocabulary(name)
     }
     changed = other_files(files, weight_hashes(checkpoint))

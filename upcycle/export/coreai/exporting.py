@@ -17,7 +17,7 @@ from upcycle.export.options import DEFAULTS, STATE, ExportOptions, check_request
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
 from upcycle.models.qfold import REPEAT_KV
 from upcycle.program.coreai import read_program
-from upcycle.program.noted import check_program
+from upcycle.program.noted import check_manifest, check_program
 from upcycle.progress import Progress, Watcher, ignore
 
 SUFFIX = ".aimodel"
@@ -81,7 +81,7 @@ def export_coreai(
         )
         step("checking")
         graph = read_program(asset)
-        check_program(graph, manifest, str(output))
+        check_program(graph, check_manifest(manifest, str(output)), str(output))
         graphs = graph.functions
         for function in graphs.values():
             check_graph(
