@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.pipeline_runs import TinyPipeline, call, start, tiny_pipeline
-from upcycle.checkpoint.manifest import hash_folder
+from upcycle.checkpoint.manifest import Manifest, hash_folder
 from upcycle.conversion.calibration_options import Calibration
 from upcycle.errors import TrainingError
 from upcycle.options.convert import ConvertOptions
