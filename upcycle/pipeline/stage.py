@@ -12,6 +12,7 @@ from upcycle.checkpoint.lineage import differences, mapping, other_files
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_folder, read_manifest, write_manifest
 from upcycle.checkpoint.staging import check_output
 from upcycle.errors import CheckpointError, OutputError
+from upcycle.options.stage import StageOptions
 from upcycle.pipeline.shared import Run
 from upcycle.progress import Watcher
 from upcycle.version import __version__
@@ -99,9 +100,10 @@ class Stage(ABC):
     is_exact: ClassVar[bool] = False
     unnoted_kind: ClassVar[str] = ""
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
         """What is asked for, as its manifest tells it."""
+        noted: dict[str, Any] = self.asked.noted()
+        return noted
 
     @abstractmethod
     def inputs(self) -> dict[str, Any]:
@@ -127,7 +129,10 @@ class Stage(ABC):
 
     def changes(self, manifest: Mapping[str, Any]) -> list[str]:
         """How what is asked for differs from what a manifest tells, in words."""
-        was = {**mapping(manifest.get("source")), **mapping(manifest.get("options"))}
+        made = mapping(manifest.get("options"))
+        if isinstance(self.asked, StageOptions):
+            made = self.asked.noted_in(made)
+        was = {**mapping(manifest.get("source")), **made}
         return [
             *differences(was, {**self.inputs(), **self.options()}),
             *differences({"upcycle": _version(manifest)}, {"upcycle": __version__}),
