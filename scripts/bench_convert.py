@@ -73,8 +73,9 @@ CONVERT = """
 import sys, time
 import upcycle.models.meta_loading
 from upcycle.conversion.convert import convert
+from upcycle.options.convert import ConvertOptions
 begin = time.perf_counter()
-convert(sys.argv[1], sys.argv[2], kv_heads=int(sys.argv[3]))
+convert(sys.argv[1], sys.argv[2], ConvertOptions(kv_heads=int(sys.argv[3])))
 print(time.perf_counter() - begin)
 """
 USUAL = """

@@ -34,6 +34,8 @@ from upcycle.conversion.convert import convert
 from upcycle.evaluation.compare import evaluate
 from upcycle.families import family_in
 from upcycle.heads.gauge import scramble
+from upcycle.options.convert import ConvertOptions
+from upcycle.options.evaluate import EvaluateOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "recipes" / "leaderboard"
@@ -120,7 +122,7 @@ def measure(contest: Contest, options: list[str], out: Path, device: str) -> tup
 def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
     """The source's loss and all rows."""
     rows: list[Row] = []
-    text = [contest.heldout] if contest.heldout else []
+    text = (contest.heldout,) if contest.heldout else ()
     with tempfile.TemporaryDirectory() as folder:
         for kv_heads in contest.kv_heads:
             lost_by_mean = 0.0
@@ -128,8 +130,10 @@ def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
                 out = Path(folder) / f"{len(rows)}"
                 chosen = ["--kv-heads", str(kv_heads), "--seed", str(seed), *options]
                 seconds, peak = measure(contest, chosen, out, args.device)
-                limits = {"max_tokens": args.heldout_tokens, "device": args.device}
-                source, found = evaluate(contest.source, [out], text=text, **limits).models
+                asked = EvaluateOptions(
+                    text=text, max_tokens=args.heldout_tokens, device=args.device
+                )
+                source, found = evaluate(contest.source, [out], asked).models
                 assert found.divergence is not None
                 lost = found.nll - source.nll
                 lost_by_mean = lost_by_mean or lost
@@ -154,7 +158,7 @@ def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
 
 def scrambled(source: Path, folder: Path) -> Path:
     """SmolLM2 with nine KV heads whose order and gauges are random: the same function, as fp32."""
-    convert(source, folder / "raised", kv_heads=9)
+    convert(source, folder / "raised", ConvertOptions(kv_heads=9))
     checkpoint = Checkpoint.open(folder / "raised")
     family = family_in(checkpoint)
     shape = family.shape(checkpoint.config)

@@ -16,8 +16,8 @@ from make_family_table import number
 from marked import fill
 
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.models.loading import load_model
+from upcycle.options.export import ExportOptions
 from upcycle.parity.check import check_program, program_reference
 from upcycle.parity.program import Program
 

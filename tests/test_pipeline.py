@@ -315,7 +315,7 @@ def test_an_output_that_cannot_be_made_is_refused(short_recipe: Path, output: st
         ("train.sequence_length=129", EvaluationError),
         ("train.batch_size=4000", DataError),
         ("train.data.sources.0.path=empty.txt", DataError),
-        ("export.context=33", ExportError),
+        ("export.untie=true", ExportError),
         ("export.context=160", EvaluationError),
         ("export.quantize=none", ExportError),
     ],

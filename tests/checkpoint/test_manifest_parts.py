@@ -9,9 +9,8 @@ import pytest
 
 from tests.pipeline_runs import TinyPipeline, call, tiny_pipeline
 from tests.report.example import example
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import read_manifest
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.report.build import build_report

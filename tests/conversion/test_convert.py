@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, kv_settings, tiny_checkpoint
 from upcycle.checkpoint.headers import header_bytes
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.writer import rewrite
-from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError, FamilyError, OutputError, PlanError, UpcycleError
 from upcycle.families import family_of, shape_of
 from upcycle.heads.permute import permute_kv_heads

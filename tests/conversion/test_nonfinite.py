@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.families.retarget_sources import source_checkpoint
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.headers import DTYPE_BITS, TORCH_DTYPES
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.checkpoint.nonfinite import NonfiniteScan, count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}

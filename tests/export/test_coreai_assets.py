@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.staging import check_output
-from upcycle.conversion.convert import convert
 from upcycle.errors import ExportError
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.coreml import ExportResult
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.parity.asset import Asset
 from upcycle.parity.asset_check import check_asset
 from upcycle.parity.asset_execution import AssetRunner

@@ -15,7 +15,8 @@ from upcycle.export.coreai import exporting, programs
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.loading import load_decoder
 from upcycle.export.masks import additive_mask
-from upcycle.export.options import ExportOptions, check_request
+from upcycle.export.request import check_request
+from upcycle.options.export import ExportOptions
 from upcycle.parity.asset_check import check_asset
 
 CONTEXT = 32

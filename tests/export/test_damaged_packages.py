@@ -19,8 +19,8 @@ from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.errors import ExportError, UpcycleError
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.options.export import ExportOptions
 from upcycle.parity.asset import Asset
 from upcycle.parity.program import Program
 from upcycle.program.bandwidth import alternatives

@@ -14,8 +14,8 @@ from tests.tiny import tiny_checkpoint
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import ExportError
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.kvcache.counting import parameters_saved
+from upcycle.options.export import ExportOptions
 from upcycle.program.bandwidth import (
     ExportFigures,
     alternatives,

@@ -8,9 +8,9 @@ import torch
 
 from tests.tiny import tiny_checkpoint, tiny_model
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
+from upcycle.options.export import ExportOptions
 from upcycle.program.host_cache import HostCache
 from upcycle.program.noted import check_manifest
 from upcycle.program.reading import read_graph

@@ -15,10 +15,9 @@ from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.masks import additive_mask, mask_windows
 from upcycle.export.norms import guard_norms
-from upcycle.export.options import IMPLEMENTATIONS
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
-from upcycle.models.qfold import register_qfold
+from upcycle.models.qfold import QFOLD, REPEAT_KV, register_qfold
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32
@@ -47,7 +46,7 @@ def run(decoder: StatefulDecoder, lengths: list[int]) -> Tensor:
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("attention", IMPLEMENTATIONS)
+@pytest.mark.parametrize("attention", [QFOLD, REPEAT_KV])
 @pytest.mark.parametrize("family", CLASSIC)
 def test_prefill_then_decoding_gives_the_models_logits(family: str, attention: str) -> None:
     model = tiny_model(family, num_key_value_heads=2)

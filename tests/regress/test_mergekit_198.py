@@ -12,10 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.regress.folders import set_config
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.cli.app import COMMANDS, app
-from upcycle.conversion.convert import convert
 from upcycle.errors import StrictError, UpcycleWarning
 
 for _name in COMMANDS:  # each registers itself

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.example import document, example, typed
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.marks import REPORT_NAME
-from upcycle.conversion.convert import convert
 from upcycle.pages.formatting import MISSING
 from upcycle.report.build import build_report, read_training_log
 from upcycle.report.render import HTML_NAME, MARKDOWN_NAME, write_report

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from tests.report.example import document, typed
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.report.render import render_html
 
 HEADING = "What merging left behind, by layer"

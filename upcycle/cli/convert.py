@@ -7,23 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from upcycle import stopping
-from upcycle.cli.arguments import (
-    Calibration,
-    CalibrationTokens,
-    Device,
-    DropExtraAttention,
-    KvHeads,
-    MaxShardSize,
-    Output,
-    Overwrite,
-    Seed,
-    Source,
-    extra_attention_lines,
-    shard_bytes,
-)
+from upcycle.cli.arguments import Output, Overwrite, Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import warn
 from upcycle.kvcache.parallel import serving_line
+from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Copy
 
 if TYPE_CHECKING:
@@ -35,45 +23,10 @@ def convert_command(
     console: Console,
     source: Source,
     output: Output,
-    kv_heads: KvHeads,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", help="mean, or lowrank with --calibration; see the README."),
-    ] = None,
-    calibration: Calibration = None,
-    calibration_tokens: CalibrationTokens = 32_768,
-    refine: Annotated[
-        int, typer.Option("--refine", min=0, help="Steps that fit each layer to the source's.")
-    ] = 0,
-    grouping: Annotated[
-        str, typer.Option("--grouping", help="contiguous, or search for the best partners.")
-    ] = "contiguous",
-    device: Device = "auto",
-    seed: Seed = 0,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="How a model that changes its class is stored: float16 …"),
-    ] = None,
-    max_shard_size: MaxShardSize = None,
-    allow_nonfinite: Annotated[
-        bool,
-        typer.Option(
-            "--allow-nonfinite", help="Merge NaN and infinity too; not with --calibration."
-        ),
-    ] = False,
-    drop_extra_attention: DropExtraAttention = False,
+    options: ConvertOptions,
     overwrite: Overwrite = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")
-    ] = False,
-    sha256: Annotated[
-        bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 1 for tensors that the class has not so, or an auto_map."
-        ),
     ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
@@ -90,27 +43,8 @@ def convert_command(
 
     stopping.advise(how_to_go_on, resumable=True)
     with console.progress() as watch:
-        result = convert(
-            source,
-            output,
-            kv_heads=kv_heads,
-            method=method,
-            calibration=calibration or (),
-            calibration_tokens=calibration_tokens,
-            refine=refine,
-            grouping=grouping,
-            device=device,
-            seed=seed,
-            dtype=dtype,
-            max_shard_size=shard_bytes(max_shard_size),
-            allow_nonfinite=allow_nonfinite,
-            drop_extra_attention=drop_extra_attention,
-            overwrite=overwrite,
-            resume=resume,
-            sha256=sha256,
-            strict=strict,
-            watch=watch,
-        )
+        result = convert(source, output, options, overwrite=overwrite, resume=resume, watch=watch)
+    kv_heads = options.kv_heads
     before = result.plan.source_shape.num_key_value_heads
     console.print(
         f"{output}: {before} → {kv_heads} KV heads in {result.plan.source_shape.num_layers} "
@@ -123,14 +57,14 @@ def convert_command(
         )
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
-    how = _how(extra_method(result.plan), calibrated=bool(calibration))
+    how = _how(extra_method(result.plan), calibrated=bool(options.calibration))
     for line in extra_attention_lines(result.plan, how):
         console.print(line)
     for line in result.left_behind_lines:
         console.print(line)
     console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
     _show_layers(console, measured_layers(Manifest.model_validate(result.manifest)))
-    console.print(_advice(before, kv_heads, result.plan.method, refine))
+    console.print(_advice(before, kv_heads, result.plan.method, options.refine))
     for warning in result.plan.warnings:
         warn(warning)
     return Outcome(

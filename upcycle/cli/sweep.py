@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from upcycle.checkpoint.staging import check_place
-from upcycle.cli.arguments import (
-    Calibration,
-    CalibrationTokens,
-    Device,
-    DropExtraAttention,
-    Dtype,
-    HtmlFile,
-    KvDtype,
-    Method,
-    Seed,
-    Source,
-)
+from upcycle.cli.arguments import HtmlFile, KvDtype, Source
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.flags import Only
 from upcycle.errors import PlanError
 from upcycle.kvcache.cache_dtype import asked_dtype
 from upcycle.kvcache.layout import config_of
+from upcycle.options.convert import MergeOptions
+from upcycle.options.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
     from upcycle.evaluation.drift import DriftSweep
+
+_READ = Only(("text", "max_tokens", "sequence_length", "device", "dtype"))
+_MERGED = Only(("method", "calibration", "calibration_tokens", "seed", "drop_extra_attention"))
 
 
 @command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")
@@ -36,23 +31,8 @@ def sweep_command(
         str | None,
         typer.Option("--kv-heads", help="Such as 8,4,2,1. [default: all up to the model's own]"),
     ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option("--text", help="Text to read: .txt, .jsonl, .parquet; may be repeated."),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")
-    ] = 4096,
-    sequence_length: Annotated[
-        int, typer.Option("--sequence-length", min=2, help="Tokens per window.")
-    ] = 512,
-    method: Method | None = None,
-    calibration: Calibration = None,
-    calibration_tokens: CalibrationTokens = 32_768,
-    seed: Seed = 0,
-    drop_extra_attention: DropExtraAttention = False,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
+    reading: Annotated[EvaluateOptions, _READ] = EvaluateOptions(max_tokens=4096),
+    merging: Annotated[MergeOptions, _MERGED] = MergeOptions(),
     kv_dtype: KvDtype = "bf16",
     html: HtmlFile = None,
 ) -> Outcome:
@@ -63,26 +43,12 @@ def sweep_command(
     heads = _numbers(kv_heads)
     cached = asked_dtype("bf16" if kv_dtype is None else kv_dtype, lambda: config_of(source)).name
     if html is not None:
-        check_place(html, [Path(source), *(text or ()), *map(Path, calibration or ())])
+        check_place(html, [Path(source), *reading.text, *merging.calibration])
 
     from upcycle.pipeline.sweep import sweep_kv_heads
 
     with console.progress() as watch:
-        sweep = sweep_kv_heads(
-            source,
-            kv_heads=heads,
-            text=text or (),
-            max_tokens=max_tokens,
-            sequence_length=sequence_length,
-            method=method,
-            calibration=calibration or (),
-            calibration_tokens=calibration_tokens,
-            seed=seed,
-            drop_extra_attention=drop_extra_attention,
-            device=device,
-            dtype=dtype,
-            watch=watch,
-        )
+        sweep = sweep_kv_heads(source, merging, reading, kv_heads=heads, watch=watch)
     if html is not None:
         from upcycle.report.sweep_page import write_sweep_page
 

@@ -7,7 +7,7 @@ from typing import Any
 from upcycle.checkpoint.lineage import CONVERT, differences
 from upcycle.checkpoint.manifest import MANIFEST_NAME, Manifest
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.calibration_options import Calibration
+from upcycle.conversion.calibration import text_hashes, uses_seed
 from upcycle.conversion.class_check import check_class
 from upcycle.errors import DataError, OutputError, TrainingError, warn
 from upcycle.options.convert import ConvertOptions
@@ -27,17 +27,14 @@ class Convert(Stage):
     def preconditions(self) -> list[Precondition]:
         """What the source is refused for, for all stages."""
         run, source = self.run, self.run.source
+        strict = run.strict or self.asked.strict
         return [
             Precondition("inputs and output", Cost.PATHS, lambda: _check_paths(run)),
             Precondition("conversion", Cost.SOURCE, lambda: _check_conversion(run)),
-            Precondition("class", Cost.SOURCE, lambda: check_class(source, strict=run.strict)),
+            Precondition("class", Cost.SOURCE, lambda: check_class(source, strict=strict)),
             Precondition("language model", Cost.SOURCE, lambda: _check_language_model(source)),
             Precondition("context", Cost.SOURCE, lambda: _check_positions(run)),
         ]
-
-    def options(self) -> dict[str, Any]:
-        """The section, by the names and values of a conversion's manifest."""
-        return _told(self.asked)
 
     def inputs(self) -> dict[str, Any]:
         """What loading the source reads."""
@@ -52,8 +49,7 @@ class Convert(Stage):
         """Convert."""
         from upcycle.conversion.convert import convert
 
-        asked = self.asked.model_dump()
-        made = convert(self.run.source, self.output, overwrite=True, watch=watch, **asked)
+        made = convert(self.run.source, self.output, self.asked, overwrite=True, watch=watch)
         for line in made.left_behind_lines:
             note(line)
         for warning in made.plan.warnings:
@@ -82,37 +78,25 @@ class Convert(Stage):
             )
 
 
-def calibration_of(section: ConvertOptions) -> Calibration:
-    """What a section does with text."""
-    texts, tokens = section.calibration, section.calibration_tokens
-    return Calibration(texts, tokens, section.refine, section.grouping)
-
-
-def _told(section: ConvertOptions) -> dict[str, Any]:
-    text = calibration_of(section)
-    method = section.method or text.default_method
-    return {**section.model_dump(mode="json"), **text.options, "method": method}
-
-
 def option_changes(manifest: Manifest, section: ConvertOptions) -> list[str]:
     """What a section says otherwise than the options that a folder was made by.
 
-    Options that a recipe has no key for are free, and so is a seed by which nothing is drawn.
+    A seed by which nothing is drawn is free.
 
     Args:
         manifest: of the converted folder.
         section: of the recipe.
     """
-    asked, made, text = _told(section), manifest.options.document, calibration_of(section)
+    asked, made = section.noted(), section.noted_in(manifest.options.document)
     # Looked up only where it matters: methods load torch.
-    if asked["seed"] != made.get("seed") and not text.uses_seed(asked["method"]):
+    if asked["seed"] != made["seed"] and not uses_seed(section):
         del asked["seed"]
     known = {key: value for key, value in made.items() if key in asked}
     read = manifest.source.document.get("text")
     if read is not None and section.calibration:  # content tells more than names
         known["calibration"] = read
-        asked["calibration"] = text.hashes()
-    return differences(known, {key: value for key, value in asked.items() if key in made})
+        asked["calibration"] = text_hashes(section)
+    return differences(known, asked)
 
 
 def _check_paths(run: Run) -> str:
@@ -151,7 +135,7 @@ def _check_conversion(run: Run) -> str:
     """
     from upcycle.conversion.convert import check_request
 
-    todo = check_request(run.source, **run.recipe.convert.model_dump())
+    todo = check_request(run.source, run.recipe.convert)
     heads = f"{todo.source_shape.num_key_value_heads} → {todo.num_key_value_heads} KV heads"
     return "; ".join([heads, *(f"warning: {warning}" for warning in todo.warnings)])
 

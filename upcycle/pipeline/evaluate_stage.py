@@ -17,27 +17,17 @@ class Evaluate(Stage):
     asked: EvaluateOptions
 
     def preconditions(self) -> list[Precondition]:
-        """The held-out text."""
+        """The held-out text, and the device."""
         return [Precondition("evaluation text", Cost.TEXT, self._check_text)]
 
     def _check_text(self) -> str:
         from upcycle.evaluation.held_out import read_held_out
-        from upcycle.models.loading import load_tokenizer
+        from upcycle.models.loading import choose_device, load_tokenizer
 
-        asked = self.asked
-        text = read_held_out(
-            asked.text,
-            load_tokenizer(self.run.source),
-            asked.sequence_length,
-            asked.max_tokens,
-            asked.max_bad_share,
-        ).text
+        choose_device(self.asked.device)
+        text = read_held_out(self.asked, load_tokenizer(self.run.source)).text
         losses = f"; not all of the text is used: {text.losses}" if text.losses else ""
         return f"{text.windows} windows, {text.tokens:,} tokens to score{losses}"
-
-    def options(self) -> dict[str, Any]:
-        """The section, but for the text, which is an input."""
-        return self.asked.model_dump(mode="json", exclude={"text"})
 
     def inputs(self) -> dict[str, Any]:
         """All models and the text."""
@@ -48,8 +38,8 @@ class Evaluate(Stage):
         """Compare."""
         from upcycle.evaluation.compare import evaluate
 
-        run, asked = self.run, self.asked.model_dump()
-        made = evaluate(run.source, run.candidates, watch=watch, **asked)
+        run = self.run
+        made = evaluate(run.source, run.candidates, self.asked, watch=watch)
         text = to_json(made.to_dict(), indent=2) + "\n"
         with staged(self.output, overwrite=True) as folder:
             (folder / run.layout.comparison.name).write_text(text, encoding="utf-8")

@@ -3,20 +3,17 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.export.quantize.loading import load_quantization
 from upcycle.models.calibration_text import path_of
-from upcycle.options.export import ExportRecipe
+from upcycle.options.export import ExportOptions
 from upcycle.pipeline.stage import Cost, Note, Precondition, Stage
 from upcycle.program.hashes import bundle_folder
 from upcycle.progress import Watcher
-
-if TYPE_CHECKING:
-    from upcycle.export.options import ExportOptions
 
 
 class Export(Stage):
@@ -25,7 +22,7 @@ class Export(Stage):
     name = "export"
     needs = ("convert", "train")
     unnoted_kind = "the quantisation scheme or its text"
-    asked: ExportRecipe
+    asked: ExportOptions
 
     @property
     def folder(self) -> Path:
@@ -38,23 +35,12 @@ class Export(Stage):
 
     def _check_options(self) -> str:
         from upcycle.export.coreml import SUFFIX
-        from upcycle.export.options import check_request
+        from upcycle.export.request import check_request
 
-        options = self._export_options()
-        check_request(self.output, SUFFIX, options)
-        if options.quantize is not None:
-            load_quantization(options.quantize)
-        return f"{self.output.name}, context {options.context}"
-
-    def _export_options(self) -> "ExportOptions":
-        from upcycle.export.options import ExportOptions
-
-        return ExportOptions(**self.asked.model_dump(exclude={"calibration"}))
-
-    def options(self) -> dict[str, Any]:
-        """The section, with a scheme's name for its path."""
-        scheme = None if self.asked.quantize is None else Path(self.asked.quantize).name
-        return {**self.asked.model_dump(exclude={"calibration"}), "quantize": scheme}
+        check_request(self.output, SUFFIX, self.asked)
+        if self.asked.quantize is not None:
+            load_quantization(self.asked.quantize)
+        return f"{self.output.name}, context {self.asked.context}"
 
     def inputs(self) -> dict[str, Any]:
         """The checkpoint's configuration and weights."""
@@ -84,13 +70,6 @@ class Export(Stage):
         from upcycle.export.coreml import export_coreml
         from upcycle.export.risks import device_notes
 
-        made = export_coreml(
-            self.run.last,
-            self.output,
-            self._export_options(),
-            calibration=self.asked.calibration,
-            overwrite=True,
-            watch=watch,
-        )
+        made = export_coreml(self.run.last, self.output, self.asked, overwrite=True, watch=watch)
         for text in device_notes(made, core_ai=False):
             note(f"note: {text}")

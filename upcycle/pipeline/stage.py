@@ -18,6 +18,7 @@ from upcycle.checkpoint.manifest import (
 )
 from upcycle.checkpoint.staging import check_output
 from upcycle.errors import CheckpointError, OutputError
+from upcycle.options.stage import StageOptions
 from upcycle.pipeline.shared import Run
 from upcycle.progress import Watcher
 from upcycle.version import __version__
@@ -105,9 +106,10 @@ class Stage(ABC):
     is_exact: ClassVar[bool] = False
     unnoted_kind: ClassVar[str] = ""
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
         """What is asked for, as its manifest tells it."""
+        noted: dict[str, Any] = self.asked.noted()
+        return noted
 
     @abstractmethod
     def inputs(self) -> dict[str, Any]:
@@ -133,7 +135,10 @@ class Stage(ABC):
 
     def changes(self, manifest: Manifest) -> list[str]:
         """How what is asked for differs from what a manifest tells, in words."""
-        was = {**manifest.source.document, **manifest.options.document}
+        made = manifest.options.document
+        if isinstance(self.asked, StageOptions):
+            made = self.asked.noted_in(made)
+        was = {**manifest.source.document, **made}
         return [
             *differences(was, {**self.inputs(), **self.options()}),
             *differences({"upcycle": manifest.versions.get("upcycle")}, {"upcycle": __version__}),

@@ -19,10 +19,11 @@ from upcycle.checkpoint.lineage import (
 )
 from upcycle.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
+from upcycle.conversion.calibration import check_options
 from upcycle.errors import TrainingError
 from upcycle.families import shape_of
 from upcycle.models.loading import load_tokenizer
-from upcycle.pipeline.convert_stage import calibration_of, option_changes
+from upcycle.pipeline.convert_stage import option_changes
 from upcycle.progress import Watcher
 from upcycle.recipe.commands import convert_command
 from upcycle.recipe.layout import Layout
@@ -158,7 +159,7 @@ def check_converted(recipe: Recipe) -> list[str]:
     if manifest.stage != CONVERT:
         note = f"{folder.name} was uptrained before: of the recipe's convert section only"
         return [f"{note} kv_heads is compared"]
-    calibration_of(recipe.convert).method(recipe.convert.method)  # refuses what cannot be done
+    check_options(recipe.convert)
     changes = option_changes(manifest, recipe.convert)
     if changes:
         raise TrainingError(

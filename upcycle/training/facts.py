@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from upcycle.data.packing import PackedRows
 
 # What may differ between a run and its resumption: none of it touches the weights beyond rounding.
-# `steps` stands for fraction and source_steps.
-FREE_KEYS = {
-    "checkpoint_every", "keep_last", "evaluate_every", "micro_batch_size", "fraction",
-    "source_steps",
-}  # fmt: skip
+# `steps` stands for fraction and source_steps; text and teacher are told by their hashes.
+FREE_KEYS = {name for name in TrainOptions.model_fields if not TrainOptions.written(name).noted} - {
+    "data",
+    "teacher",
+}
 _TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 # Where few tokens are targets, and few of those are trained on, all rows are looked at.
@@ -196,8 +196,7 @@ def run_facts(
 
 def run_settings(recipe: TrainOptions) -> dict[str, Any]:
     """The part of `run_facts` that the recipe says by itself."""
-    settings = recipe.model_dump(mode="json", exclude={"data", "teacher", *FREE_KEYS})
-    settings["steps"] = recipe.num_steps
+    settings = {**recipe.noted(), "steps": recipe.num_steps}
     return {
         **{key: value for key, value in settings.items() if value is not None},
         "data": [shown(source.path.name) for source in recipe.data.sources],

@@ -18,8 +18,8 @@ from upcycle.export.chunks.anatomy import Anatomy
 from upcycle.export.chunks.sizes import share_layers, stored_sizes
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.masks import masks_of_layers
-from upcycle.export.options import ExportOptions
 from upcycle.export.quantize.preparation import Prepared
+from upcycle.options.export import ExportOptions
 from upcycle.program.host_cache import new_names, past_names
 from upcycle.program.signature import HIDDEN, INPUT_IDS, LOGITS, NEW_HIDDEN, Input, Signature
 
