@@ -103,6 +103,8 @@ def try_all(folder: Path) -> None:
         if name == "train":
             run([upcycle, "convert", OWN["SRC"], "short/converted", "--kv-heads", "2"], work)
         more = SHORT.get(shlex.join(["upcycle", *given]), "")
+        if "--calibration" in given:
+            more += " --calibration-tokens 2048"
         run([upcycle, *given, *shlex.split(more)], work)
     print(f"{count} commands of README.md")
 
