@@ -2,7 +2,7 @@
 
     python scripts/bench_calibrated.py            # about ten minutes, 10 GB of disk
     python scripts/bench_calibrated.py --tokens 32768    # what `convert` takes; about an hour
-    python scripts/bench_calibrated.py --readme   # its table goes into the README
+    python scripts/bench_calibrated.py --docs     # its table goes into docs/benchmarks.md
 
 The source is that of `bench_convert.py`: Llama-2-7B's shapes with fewer layers, 4.2 GB of bf16. The
 forward pass is transformers' own, in fp32 as in the calibration, over the same tokens, without the
@@ -22,12 +22,11 @@ from pathlib import Path
 
 import bench_convert
 from bench_convert import HEADS, KV_HEADS, SHARDS, Limit, child, generate, python, weight_bytes
-from measure_demo import cpu_name, fill
+from marked import fill
+from measure_demo import cpu_name
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-MARKER = "bench-calibrated"
 LIMIT = 3e9  # bytes of resident memory, for the conversion without refinement
 LEAST = 4e9  # bytes of weights
 FORWARD = """
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--refine", type=int, default=0, help="also with so many steps")
     parser.add_argument("--folder", type=Path, help="where the files go for the time being")
-    parser.add_argument("--readme", action="store_true", help="put the table into the README")
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/benchmarks.md")
     args = parser.parse_args()
     layers = 4
     while weight_bytes(layers) < LEAST:
@@ -109,9 +108,8 @@ def main() -> None:
     print("\n".join(lines))
     verdict = "ok" if memory.met else "FAILED"
     print(f"{memory.what} {memory.measured:.2f}, limit {memory.limit:.2f}: {verdict}")
-    if args.readme:
-        text = README.read_text(encoding="utf-8")
-        README.write_text(fill(text, MARKER, "\n".join(lines)), encoding="utf-8")
+    if args.docs:
+        fill("bench-calibrated", "\n".join(lines))
     raise SystemExit(not memory.met)
 
 

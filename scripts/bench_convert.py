@@ -2,7 +2,7 @@
 
     python scripts/bench_convert.py                 # about five minutes, 20 GB of disk
     python scripts/bench_convert.py --size 1GB      # a quick look; limits are for the full size
-    python scripts/bench_convert.py --readme        # its table goes into the README
+    python scripts/bench_convert.py --docs          # its table goes into docs/benchmarks.md
 
 The source is generated: Llama-2-7B's shapes with fewer layers, bf16, 8 shards, in the page cache
 when the clock starts. Each round times, one after the other on the same disk:
@@ -30,6 +30,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from marked import fill
 
 from upcycle.byte_sizes import parse_bytes
 
@@ -71,8 +73,9 @@ CONVERT = """
 import sys, time
 import upcycle.models.meta_loading
 from upcycle.conversion.convert import convert
+from upcycle.options.convert import ConvertOptions
 begin = time.perf_counter()
-convert(sys.argv[1], sys.argv[2], kv_heads=int(sys.argv[3]))
+convert(sys.argv[1], sys.argv[2], ConvertOptions(kv_heads=int(sys.argv[3])))
 print(time.perf_counter() - begin)
 """
 USUAL = """
@@ -92,8 +95,6 @@ print(time.perf_counter() - begin)
 subprocess.run(["sh", "-c", 'sync "$0"/* "$0"', output], check=True)
 print(time.perf_counter() - begin)
 """
-README = Path(__file__).resolve().parents[1] / "README.md"
-MARKERS = ("<!-- bench-convert:begin -->", "<!-- bench-convert:end -->")
 PLAN = """
 import sys
 from upcycle.cli import main
@@ -294,18 +295,12 @@ def markdown(limits: list[Limit], setting: str) -> str:
     return "\n".join([*rows, "", f"`python scripts/bench_convert.py`: {setting}."])
 
 
-def fill(readme: str, text: str) -> str:
-    """Put text between the markers."""
-    head, rest = readme.split(MARKERS[0])
-    return f"{head}{MARKERS[0]}\n{text}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="4GB", help="the least size of the source")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the files go for the time being")
-    parser.add_argument("--readme", action="store_true", help="put the table into the README")
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/benchmarks.md")
     arguments = parser.parse_args()
     size = parse_bytes(arguments.size, where="--size")
     layers = 4
@@ -329,9 +324,8 @@ def main() -> None:
     for limit in limits:
         verdict = "ok" if limit.met else "FAILED"
         print(f"{limit.what:38}{limit.measured:>10.3g}{limit.limit:>8.3g}  {verdict:8}{limit.text}")
-    if arguments.readme:
-        readme = README.read_text(encoding="utf-8")
-        README.write_text(fill(readme, markdown(limits, setting)), encoding="utf-8")
+    if arguments.docs:
+        fill("bench-convert", markdown(limits, setting))
     raise SystemExit(not all(limit.met for limit in limits))
 
 

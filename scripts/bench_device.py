@@ -64,11 +64,11 @@ class Package:
         import coremltools as ct
 
         graph = read_graph(path)
-        options = required_manifest(graph, path)["options"]
-        if options["kv_cache"] != "state" or "slidingMask" in graph.decode.inputs:
+        options = required_manifest(graph, path).options
+        if options.document["kv_cache"] != "state" or "slidingMask" in graph.decode.inputs:
             sys.exit(f"{path}: this script decodes packages with --kv-cache state and one mask")
         self.name = str(path)
-        self.context = int(options["context"])
+        self.context = options.context
         self.model = ct.models.MLModel(str(path), compute_units=getattr(ct.ComputeUnit, units))
 
     def run(self, prompt: list[int], tokens: int) -> Run:

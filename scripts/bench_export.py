@@ -50,12 +50,12 @@ print(2 * sum(p.numel() for p in model.parameters()))
 EXPORT = """
 import json, sys, time
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.counting import count_traffic
 source, output, context, kv_cache, attention, *prefill = sys.argv[1:]
 begin = time.perf_counter()
 options = ExportOptions(
-    int(context), prefill=64 if prefill else None, attention=attention, kv_cache=kv_cache
+    context=int(context), prefill=64 if prefill else None, attention=attention, kv_cache=kv_cache
 )
 result = export_coreml(source, output, options)
 function = result.function

@@ -5,9 +5,9 @@
     python scripts/leaderboard.py scrambled               # nine scrambled heads back to three
     python scripts/leaderboard.py FOLDER --calibration TEXT --heldout TEXT --kv-heads 8 4
 
-The rows go to `recipes/leaderboard/<name>.json`; for the first three also into the README, with a
-plot beside it. Conversions are commands of their own, timed with all that they do, on one seed of
-calibration text; the refined ones on three.
+The rows go to `recipes/leaderboard/<name>.json`, with a plot beside it; for the first three also
+into docs/benchmarks.md. Conversions are commands of their own, timed with all that they do, on one
+seed of calibration text; the refined ones on three.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 from make_english_text import write_parts
-from measure_demo import cpu_name, fill
+from marked import fill
+from measure_demo import cpu_name
 from safetensors.torch import save_file
 
 from upcycle.checkpoint.reader import Checkpoint
@@ -33,9 +34,12 @@ from upcycle.conversion.convert import convert
 from upcycle.evaluation.compare import evaluate
 from upcycle.families import family_in
 from upcycle.heads.gauge import scramble
+from upcycle.options.convert import ConvertOptions
+from upcycle.options.evaluate import EvaluateOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "recipes" / "leaderboard"
+NAMED = ("demo", "smollm2", "scrambled")
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def measure(contest: Contest, options: list[str], out: Path, device: str) -> tup
 def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
     """The source's loss and all rows."""
     rows: list[Row] = []
-    text = [contest.heldout] if contest.heldout else []
+    text = (contest.heldout,) if contest.heldout else ()
     with tempfile.TemporaryDirectory() as folder:
         for kv_heads in contest.kv_heads:
             lost_by_mean = 0.0
@@ -126,8 +130,10 @@ def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
                 out = Path(folder) / f"{len(rows)}"
                 chosen = ["--kv-heads", str(kv_heads), "--seed", str(seed), *options]
                 seconds, peak = measure(contest, chosen, out, args.device)
-                limits = {"max_tokens": args.heldout_tokens, "device": args.device}
-                source, found = evaluate(contest.source, [out], text=text, **limits).models
+                asked = EvaluateOptions(
+                    text=text, max_tokens=args.heldout_tokens, device=args.device
+                )
+                source, found = evaluate(contest.source, [out], asked).models
                 assert found.divergence is not None
                 lost = found.nll - source.nll
                 lost_by_mean = lost_by_mean or lost
@@ -152,7 +158,7 @@ def run(contest: Contest, args: argparse.Namespace) -> tuple[float, list[Row]]:
 
 def scrambled(source: Path, folder: Path) -> Path:
     """SmolLM2 with nine KV heads whose order and gauges are random: the same function, as fp32."""
-    convert(source, folder / "raised", kv_heads=9)
+    convert(source, folder / "raised", ConvertOptions(kv_heads=9))
     checkpoint = Checkpoint.open(folder / "raised")
     family = family_in(checkpoint)
     shape = family.shape(checkpoint.config)
@@ -286,11 +292,8 @@ def main() -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
     plot(document, RESULTS / f"{name}.svg")
     print(table(document))
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if f"<!-- leaderboard-{name}:begin -->" in text:
-        text = fill(text, f"leaderboard-{name}", table(document))
-        readme.write_text(text, encoding="utf-8")
+    if args.name in NAMED:
+        fill(f"leaderboard-{name}", table(document))
 
 
 if __name__ == "__main__":

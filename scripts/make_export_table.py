@@ -1,4 +1,4 @@
-"""Export a tiny model of every family, check each package, and write the README's table.
+"""Export a tiny model of every family, check each package, and write the table of docs/core-ml.md.
 
     python scripts/make_export_table.py            # about ten minutes on two cores
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from make_family_table import number
-from measure_demo import fill
+from marked import fill
 
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.models.loading import load_model
+from upcycle.options.export import ExportOptions
 from upcycle.parity.check import compare_program, program_reference
 from upcycle.parity.exported import Program
 
@@ -60,9 +60,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(export_row(family, note, Path(folder)))
         print(rows[-1], flush=True)
-    path = ROOT / "README.md"
-    readme = path.read_text(encoding="utf-8")
-    path.write_text(fill(readme, "export-families", "\n".join(rows)), encoding="utf-8")
+    fill("export-families", "\n".join(rows))
 
 
 sys.path.insert(0, str(ROOT))

@@ -1,4 +1,4 @@
-"""Run the tests of the families and write what they measured into the README.
+"""Run the tests of the families and write what they measured into docs/models.md.
 
     python scripts/make_family_table.py            # about three minutes on two cores
 
@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from pathlib import Path
 
-from measure_demo import fill
+from marked import fill
 
 from upcycle.families import FAMILIES, Family, convertible
 from upcycle.families.projections import Fused
@@ -141,23 +141,26 @@ def refusal_table() -> str:
     return "\n".join(rows)
 
 
+def counts() -> str:
+    """How many model types there are of each kind."""
+    return (
+        f"{len(convertible())} model types load as themselves, {len(RETARGETS)} become "
+        f"another class first, {len(REFUSALS)} kinds are refused with the reason."
+    )
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     measured = run_tests()
-    readme_path = ROOT / "README.md"
-    readme = readme_path.read_text(encoding="utf-8")
-    counts = f"{len(convertible())} model types load as themselves, {len(RETARGETS)} become "
-    counts += f"another class first, {len(REFUSALS)} kinds are refused with the reason."
     for name, text in {
-        "family-counts": counts,
+        "family-counts": counts(),
         "families": family_table(measured),
         "retargets": retarget_table(measured),
         "retarget-engines": engine_table(),
         "refusals": refusal_table(),
     }.items():
-        readme = fill(readme, name, text)
-    readme_path.write_text(readme, encoding="utf-8")
-    print(counts)
+        fill(name, text)
+    print(counts())
 
 
 if __name__ == "__main__":

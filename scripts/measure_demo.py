@@ -1,9 +1,10 @@
-"""Run the demo recipes and commit what they gave: figures for the README and the recipes.
+"""Run the demo recipes and commit what they gave: figures for the pages and the recipes.
 
     python scripts/measure_demo.py            # both recipes, about ten minutes on two cores
 
 Each recipe's comparison goes to `recipes/<name>.result.json`, without its generations, and its
-table into the README between the markers of that name.
+table into the pages between the markers of that name. The first recipe's figures are also drawn,
+as `docs/demo.svg`.
 """
 
 import argparse
@@ -13,6 +14,9 @@ import os
 import platform
 from pathlib import Path
 from typing import Any
+
+from demo_picture import picture
+from marked import fill
 
 from upcycle.pipeline import run
 from upcycle.recipe.loading import load_recipe
@@ -26,7 +30,8 @@ def measure(name: str) -> dict[str, Any]:
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
     command = f"upcycle run recipes/{name}.yaml"
     result = run(recipe, command=command, announce=lambda stage, skipped: print(name, stage))
-    comparison = result.report["comparison"]
+    report = result.report.to_dict()
+    comparison = report["comparison"]
     models = [
         {
             "label": model["label"],
@@ -38,7 +43,7 @@ def measure(name: str) -> dict[str, Any]:
         }
         for model in comparison["models"]
     ]
-    training = result.report["training"]
+    training = report["training"]
     return {
         "command": command,
         "measured": datetime.date.today().isoformat(),
@@ -47,7 +52,7 @@ def measure(name: str) -> dict[str, Any]:
         "tokens": training["tokens"],
         "scored_tokens": comparison["text"]["tokens"],
         "models": models,
-        "export": result.report["export"],
+        "export": report["export"],
     }
 
 
@@ -79,24 +84,16 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def fill(readme: str, name: str, text: str) -> str:
-    """Put text between a pair of markers."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    head, rest = readme.split(begin)
-    return f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
-
-
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    readme_path = ROOT / "README.md"
-    readme = readme_path.read_text(encoding="utf-8")
     for name in RECIPES:
         result = measure(name)
         path = ROOT / "recipes" / f"{name}.result.json"
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        readme = fill(readme, name, table(result))
+        fill(name, table(result))
         print(table(result))
-    readme_path.write_text(readme, encoding="utf-8")
+        if name == "demo":
+            (ROOT / "docs" / "demo.svg").write_text(picture(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

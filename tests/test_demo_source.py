@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from tests.tiny import convert
 from upcycle.checkpoint.manifest import hash_folder
-from upcycle.conversion.convert import convert
 from upcycle.data.documents import packaged_text
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,12 +10,11 @@ import psutil
 import pytest
 
 from tests.pipeline_runs import TinyPipeline, call, start, tiny_pipeline
-from upcycle.checkpoint.manifest import hash_folder
-from upcycle.conversion.calibration_options import Calibration
+from upcycle.checkpoint.manifest import Manifest, hash_folder
 from upcycle.errors import TrainingError
 from upcycle.options.convert import ConvertOptions
 from upcycle.pipeline import run
-from upcycle.pipeline.conversion import option_changes
+from upcycle.pipeline.convert_stage import option_changes
 from upcycle.progress import Progress
 from upcycle.recipe.loading import load_recipe
 
@@ -302,8 +301,8 @@ def test_a_seed_that_draws_is_a_difference(tmp_path: Path, options: tuple[str, s
     section = ConvertOptions.model_validate(
         {"kv_heads": 2, key: [value] if key == "calibration" else value}
     )
-    text = Calibration(section.calibration, section.calibration_tokens, 0, "contiguous")
-    made = {"seed": 7, "kv_heads": 2, "method": text.method(section.method), **text.options}
-    manifest = {"stage": "convert", "options": made}
+    made = {**section.noted(), "seed": 7}
+    manifest = Manifest.model_validate({"stage": "convert", "options": made})
     assert option_changes(manifest, section) == ["seed was 7 and is 0"]
-    assert option_changes({"options": {**made, "seed": 0}}, section) == []
+    same = Manifest.model_validate({"stage": "convert", "options": {**made, "seed": 0}})
+    assert option_changes(same, section) == []

@@ -8,7 +8,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from upcycle.conversion.convert import ConversionResult
+from upcycle.conversion.convert import convert as convert_as
 from upcycle.families.rope_spelling import missing_rope_keys
+from upcycle.options.convert import ConvertOptions
+from upcycle.progress import Watcher, ignore
 
 BASE = {
     "vocab_size": 260,
@@ -207,3 +211,17 @@ def add_older_keys(folder: Path) -> Path:
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, **missing_rope_keys(config)}, indent=2))
     return folder
+
+
+def convert(
+    source: str | Path,
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    watch: Watcher = ignore,
+    **options: Any,
+) -> ConversionResult:
+    """`upcycle.convert` with its options as keywords, which are many and short here."""
+    asked = ConvertOptions(**options)
+    return convert_as(source, output, asked, overwrite=overwrite, resume=resume, watch=watch)

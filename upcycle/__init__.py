@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from upcycle.conversion.verify import verify
     from upcycle.evaluation.compare import evaluate
     from upcycle.export.coreml import export_coreml
-    from upcycle.export.options import ExportOptions
     from upcycle.kvcache.counting import kv_cache_bytes
+    from upcycle.options.convert import ConvertOptions
+    from upcycle.options.evaluate import EvaluateOptions
+    from upcycle.options.export import ExportOptions
+    from upcycle.options.train import TrainOptions
     from upcycle.planning import plan
 
 _HOMES = {
-    "ExportOptions": "upcycle.export.options",
+    "ConvertOptions": "upcycle.options.convert",
+    "EvaluateOptions": "upcycle.options.evaluate",
+    "ExportOptions": "upcycle.options.export",
+    "TrainOptions": "upcycle.options.train",
     "convert": "upcycle.conversion.convert",
     "evaluate": "upcycle.evaluation.compare",
     "export_coreml": "upcycle.export.coreml",
@@ -28,7 +34,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "ConvertOptions",
+    "EvaluateOptions",
     "ExportOptions",
+    "TrainOptions",
     "UpcycleError",
     "__version__",
     "convert",

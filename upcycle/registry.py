@@ -22,7 +22,11 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
-        """Register the decorated value under `name`; a name can be taken once."""
+        """Register the decorated value under `name`.
+
+        Raises:
+            ValueError: the name is taken.
+        """
 
         def register(value: T) -> T:
             if name in self._values:

@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.families.retarget_sources import SOURCES, source_checkpoint, view_of
 from tests.regress.folders import get_config, set_config
-from tests.tiny import FAMILIES, tiny_checkpoint
+from tests.tiny import FAMILIES, convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.kvcache.inspection import inspect_checkpoint
 from upcycle.models.class_fit import class_fit, class_fit_beside
 

@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from tests.predictors import rewrite
-from tests.tiny import byte_tokenizer, tiny_checkpoint
+from tests.tiny import byte_tokenizer, convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.kvcache.inspection import inspect_checkpoint

@@ -9,14 +9,15 @@ from pathlib import Path
 import accelerate
 import pytest
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from tests.training.runs import tiny_run
 from upcycle.checkpoint.files import chunks_of, visible_files
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
-from upcycle.conversion.convert import check_request, convert
+from upcycle.conversion.convert import check_request
 from upcycle.conversion.shards import ShardWork
 from upcycle.errors import CheckpointError
+from upcycle.options.convert import ConvertOptions
 
 
 @pytest.fixture
@@ -138,6 +139,6 @@ def test_files_that_cannot_be_copied_are_refused_before_work(
     with pytest.raises(CheckpointError, match=reason):
         convert(run.teacher, tmp_path / "output", kv_heads=1)
     with pytest.raises(CheckpointError, match=reason):
-        check_request(run.teacher, kv_heads=1)
+        check_request(run.teacher, ConvertOptions(kv_heads=1))
     with pytest.raises(CheckpointError, match=reason):
         run.train(steps=1)

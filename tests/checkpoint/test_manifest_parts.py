@@ -1,15 +1,16 @@
 """A manifest of which a part is no object is the same error wherever it is read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.pipeline_runs import TinyPipeline, call, tiny_pipeline
-from tests.tiny import tiny_checkpoint
+from tests.report.example import example
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import read_manifest
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.report.build import build_report
@@ -25,7 +26,9 @@ def damage(folder: Path, part: str, value: Any) -> str:
 @pytest.mark.parametrize("value", [[], None, "mean", 5])
 def test_the_key_and_the_file_are_named(tmp_path: Path, part: str, value: Any) -> None:
     (tmp_path / "upcycle.json").write_text('{"stage": "convert"}')
-    assert read_manifest(tmp_path) == {"stage": "convert"}
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.document == {"stage": "convert"}
     where = damage(tmp_path, part, value)
     with pytest.raises(CheckpointError) as caught:
         read_manifest(tmp_path)
@@ -51,9 +54,11 @@ def test_verify_and_the_report_say_the_same(tmp_path: Path) -> None:
     problem = "damaged: options is no JSON object"
     with pytest.raises(CheckpointError, match=problem):
         verify(source, out)
-    models = {"models": [{"label": "source"}, {"label": "out"}]}
+    whole = example().comparison
+    models = replace(whole, models=whole.models[:2])
+    labels = [model.label for model in models.models]
     with pytest.raises(CheckpointError, match=problem):
-        build_report(models, folders={"source": source, "out": out}, command="x")
+        build_report(models, folders=dict(zip(labels, (source, out), strict=True)), command="x")
 
 
 def test_run_and_train_say_the_same(tmp_path: Path) -> None:

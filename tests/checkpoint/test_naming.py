@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.families.retarget_sources import source_checkpoint
 from tests.regress.folders import load, logits, set_config
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 from upcycle.kvcache.inspection import inspect_checkpoint
 from upcycle.planning import plan

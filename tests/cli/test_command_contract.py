@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import stops
-from tests.tiny import add_older_keys, tiny_checkpoint
+from tests.tiny import add_older_keys, convert, tiny_checkpoint
 from upcycle.cli.app import COMMANDS
 from upcycle.cli.console import Console, Outcome, _run
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import UpcycleError
 from upcycle.stopping import Stopped

@@ -65,7 +65,7 @@ def test_init_writes_a_recipe_for_a_checkpoint_of_ones_own(source: Path, tmp_pat
     assert recipe.convert.kv_heads == 2  # a quarter of 8
     assert recipe.train is not None
     assert [each.path for each in recipe.train.data.sources] == [text]
-    assert "# The source has 8; valid: 1, 2, 4, 8." in path.read_text()
+    assert " The source has 8; valid: 1, 2, 4, 8." in path.read_text()
     again = upcycle("init", tmp_path / "new", "--source", source)
     assert again.returncode == 2
     assert f"{path} is there already" in again.stderr
@@ -84,7 +84,7 @@ def test_every_key_of_a_template_is_one_of_recipes() -> None:
     """What is a comment in it becomes a valid recipe when it is none any more."""
     values = {"source": "m", "output": "o", "convert": {"kv_heads": 2}}
     assert Recipe.model_validate(yaml.safe_load(recipe_text(values, {})))
-    keys = set(re.findall(r"^ *(?:# )?([a-z_]+):", recipe_text(values, {}), re.MULTILINE))
+    keys = set(re.findall(r"^ *(?:# )?([a-z_0-9]+):", recipe_text(values, {}), re.MULTILINE))
     for section in (Recipe, *_sections()):
         assert set(section.model_fields) <= keys
 
@@ -147,7 +147,7 @@ def test_a_bare_path_is_a_text_source(tmp_path: Path) -> None:
 
 
 def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_lines(first=0.05, every=0.05) as watch:
+    with progress_lines(every=0.05) as watch:
         watch(Progress("train", 5, 20, "steps", "loss 1.5"))
         deadline = time.monotonic() + 10
         while not (told := capsys.readouterr().err) and time.monotonic() < deadline:

@@ -10,11 +10,11 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from tests.conversion.streams import last_hidden, relative, some_ids, streamed
 from tests.conversion.test_calibrated import TEXT, logits
 from tests.heads.layers import inputs, random_layer
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checks import Check
-from upcycle.conversion.calibration_options import Calibration
-from upcycle.conversion.convert import check_request, convert
+from upcycle.conversion.calibration import check_order
+from upcycle.conversion.convert import check_request
 from upcycle.conversion.layer_stream import LayerStream
 from upcycle.conversion.predict import predict
 from upcycle.conversion.verify import verify
@@ -25,6 +25,7 @@ from upcycle.heads.gauge import scramble
 from upcycle.heads.permute import can_reorder, permute_kv_heads
 from upcycle.heads.reference import alibi_slopes, attention_output
 from upcycle.models.loading import load_model
+from upcycle.options.convert import ConvertOptions, MergeOptions
 from upcycle.planning import plan
 
 ALIBI = "ALiBi's slope of a query head goes by its place, and stays there"
@@ -81,7 +82,10 @@ def test_calibration_keeps_the_logits_nearer_than_the_mean(
 
 
 def test_what_merging_would_lose_is_predicted(tmp_path: Path, text: Path) -> None:
-    found = predict(alibi_source(tmp_path), calibration=[text], tokens=2560, device="cpu")
+    found = predict(
+        alibi_source(tmp_path),
+        MergeOptions(calibration=[text], calibration_tokens=2560, device="cpu"),
+    )
     assert found.kv_heads == (1,)
     assert all(0 < layer.residuals[1].values < 1 for layer in found.layers)
 
@@ -189,12 +193,12 @@ def test_heads_with_places_are_not_reordered() -> None:
 
 def test_a_search_of_groups_is_refused_where_heads_have_places(tmp_path: Path, text: Path) -> None:
     todo = plan(tiny_checkpoint(tmp_path / "source"), kv_heads=2)
-    search = Calibration([text], 1024, 0, "search")
-    search.check(todo)
+    search = MergeOptions(calibration=[text], grouping="search")
+    check_order(search, todo)
     placed = replace(todo, source_shape=replace(todo.source_shape, alibi=True))
     with pytest.raises(PlanError, match="a search would put heads into another order"):
-        search.check(placed)
-    Calibration([text], 1024, 0, "contiguous").check(placed)
-    search.check(replace(placed, num_key_value_heads=1))  # one group has one order
+        check_order(search, placed)
+    check_order(MergeOptions(calibration=[text]), placed)
+    check_order(search, replace(placed, num_key_value_heads=1))  # one group has one order
     falcon = alibi_source(tmp_path / "falcon")
-    check_request(falcon, kv_heads=1, calibration=[text], grouping="search")
+    check_request(falcon, ConvertOptions(kv_heads=1, calibration=[text], grouping="search"))

@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, kv_settings, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore
 from upcycle.conversion.verify import verify
 from upcycle.data.documents import packaged_text
@@ -270,8 +269,8 @@ def test_the_manifest_says_what_was_measured(tmp_path: Path, text: Path) -> None
         ({"method": "lowrank"}, "method lowrank needs text"),
         ({"refine": 3}, "--refine needs text"),
         ({"grouping": "search"}, "--grouping search needs text"),
-        ({"grouping": "random"}, "no grouping"),
-        ({"refine": -1}, "-1 steps"),
+        ({"grouping": "random"}, "unknown grouping 'random'"),
+        ({"refine": -1}, "refine cannot be -1"),
     ],
 )
 def test_what_needs_text_is_refused_without(

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, kv_settings, tiny_checkpoint
 from upcycle.checkpoint.headers import header_bytes
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.writer import rewrite
-from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError, FamilyError, OutputError, PlanError, UpcycleError
 from upcycle.families import family_of, shape_of
 from upcycle.heads.permute import permute_kv_heads
@@ -245,7 +244,7 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
     convert(source, tmp_path / "out", kv_heads=2, sha256=True)
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert manifest["options"] == {
+    assert manifest.options.document == {
         "kv_heads": 2,
         "method": "mean",
         "calibration": [],
@@ -258,9 +257,9 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
         "allow_nonfinite": False,
         "drop_extra_attention": False,
     }
-    assert manifest["source"]["files"] == hash_folder(source)
-    assert manifest["result"]["files"] == hash_folder(tmp_path / "out")
-    assert len(manifest["source"]["sha256"]["model.safetensors"]) == 64
+    assert manifest.source.files == hash_folder(source)
+    assert manifest.result.files == hash_folder(tmp_path / "out")
+    assert len(manifest.source.document["sha256"]["model.safetensors"]) == 64
     assert str(tmp_path) not in (tmp_path / "out" / "upcycle.json").read_text()
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from tests.families.retarget_sources import SOURCES, WEIGHTS, source_checkpoint, source_model
+from tests.tiny import convert
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import PlanError
 from upcycle.families import shape_of

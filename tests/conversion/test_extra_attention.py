@@ -10,14 +10,13 @@ from typer.testing import CliRunner
 
 from tests.predictors import manifest_of, rewrite, shapes, with_predictor
 from tests.regress.folders import get_config, load, logits, pooled, set_config
-from tests.tiny import FAMILIES, MULTI_QUERY, tiny_checkpoint
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli import convert as _convert  # noqa: F401 - registers the command
 from upcycle.cli import inspect as _inspect  # noqa: F401 - registers the command
 from upcycle.cli import plan as _plan  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.conversion import convert as conversion_run
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.families import family_in

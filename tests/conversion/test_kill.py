@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
-from upcycle.conversion.convert import convert
 
 # Says when the imports are over, and slows the work down so that a kill meets every part of it;
 # at a given fraction it stops for good, so that the parent can kill it there.
@@ -20,6 +19,7 @@ CHILD = """
 import os, sys, time
 from pathlib import Path
 from upcycle.conversion.convert import convert
+from upcycle.options.convert import ConvertOptions
 source, output, moment, resume = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:] != []
 
 def watch(progress):
@@ -35,7 +35,7 @@ def slow_fsync(descriptor):
 
 os.fsync = slow_fsync
 print("begun", flush=True)
-convert(source, output, kv_heads=2, resume=resume, watch=watch)
+convert(source, output, ConvertOptions(kv_heads=2), resume=resume, watch=watch)
 print("done", flush=True)
 """
 FIXED = [0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.97, 1.0]

@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.conversion.streams import last_hidden, relative, some_ids, streamed
 from tests.families.retarget_sources import SOURCES, source_checkpoint, view_of
-from tests.tiny import FAMILIES, tiny_checkpoint
+from tests.tiny import FAMILIES, convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.conversion.layer_stream import LayerStream
 from upcycle.errors import CheckpointError, DataError
 from upcycle.models.loading import load_model, model_of

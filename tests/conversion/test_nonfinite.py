@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.families.retarget_sources import source_checkpoint
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.headers import DTYPE_BITS, TORCH_DTYPES
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.checkpoint.nonfinite import NonfiniteScan, count_nonfinite
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.errors import CheckpointError
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
@@ -52,7 +51,7 @@ def test_what_is_merged_must_be_finite(
     convert(source, tmp_path / "out", kv_heads=2, allow_nonfinite=True)
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert manifest["options"]["allow_nonfinite"] is True
+    assert manifest.options.document["allow_nonfinite"] is True
     assert count_nonfinite(Checkpoint.open(tmp_path / "out"), name) > 0
 
 

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conversion.test_nonfinite import damage
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.cli import app as cli
-from upcycle.conversion.convert import convert
 from upcycle.conversion.predict import predict
 from upcycle.errors import CheckpointError, DeviceError
+from upcycle.options.convert import MergeOptions
 
 TEXT = " ".join(f"word{i % 97} {i * i % 1013}" for i in range(900))
 
@@ -25,7 +25,7 @@ def text(tmp_path: Path) -> Path:
 
 def test_fewer_heads_cost_more_and_conversion_measures_the_same(tmp_path: Path, text: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source", "qwen2")
-    found = predict(source, calibration=[text], tokens=1024, device="cpu")
+    found = predict(source, MergeOptions(calibration=[text], calibration_tokens=1024, device="cpu"))
     assert found.kv_heads == (4, 2, 1)
     assert found.tokens == 1024
     for layer in found.layers:
@@ -45,7 +45,7 @@ def test_fewer_heads_cost_more_and_conversion_measures_the_same(tmp_path: Path, 
 def test_equal_heads_cost_nothing(tmp_path: Path, text: Path) -> None:
     grouped = tiny_checkpoint(tmp_path / "grouped", num_key_value_heads=2)
     convert(grouped, tmp_path / "raised", kv_heads=8)
-    found = predict(tmp_path / "raised", calibration=[text], tokens=512)
+    found = predict(tmp_path / "raised", MergeOptions(calibration=[text], calibration_tokens=512))
     for layer in found.layers:
         for g in (4, 2):
             assert layer.residuals[g].keys < 1e-6
@@ -77,7 +77,7 @@ def test_weights_that_are_not_finite_are_named(
     source = tiny_checkpoint(tmp_path / "source")
     damage(source, f"model.{name}.weight", value, (3, 2))
     with pytest.raises(CheckpointError, match=rf"model\.{name}\.weight has values") as caught:
-        predict(source, calibration=[text], tokens=512)
+        predict(source, MergeOptions(calibration=[text], calibration_tokens=512))
     assert "--allow-nonfinite" not in caught.value.fix
     with pytest.raises(CheckpointError, match=rf"model\.{name}\.weight has values"):
         convert(
@@ -96,15 +96,18 @@ def test_only_rows_of_the_embedding_that_the_text_uses_must_be_finite(
     source = tiny_checkpoint(tmp_path / "source")
     name = "model.embed_tokens.weight"
     damage(source, name, float("nan"), (ord("Z"), 0))
-    predict(source, calibration=[text], tokens=512)
+    predict(source, MergeOptions(calibration=[text], calibration_tokens=512))
     damage(source, name, float("nan"), *((row, 0) for row in range(200)))
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight has values"):
-        predict(source, calibration=[text], tokens=512)
+        predict(source, MergeOptions(calibration=[text], calibration_tokens=512))
 
 
 def test_a_device_that_is_not_there_is_refused_first(tmp_path: Path, text: Path) -> None:
     with pytest.raises(DeviceError, match="'abacus' is not available"):
-        predict(tmp_path / "missing", calibration=[text], tokens=512, device="abacus")
+        predict(
+            tmp_path / "missing",
+            MergeOptions(calibration=[text], calibration_tokens=512, device="abacus"),
+        )
     source = tiny_checkpoint(tmp_path / "source")
     with pytest.raises(DeviceError, match="'abacus' is not available"):
         convert(source, tmp_path / "out", kv_heads=2, device="abacus")

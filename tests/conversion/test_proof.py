@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.writer import ShardWriter
 from upcycle.conversion import merging, shards
-from upcycle.conversion.convert import convert
 from upcycle.errors import OutputError
 from upcycle.heads.methods import METHODS, Method
 from upcycle.planning import Attention, plan

@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.conversion.test_calibrated import OPTIONS, TEXT, logits, relative
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 
 PRUNED = [3, 7]  # the last of each group
 HEADS = 8

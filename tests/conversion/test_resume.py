@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.families.retarget_sources import source_checkpoint
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion import shards
-from upcycle.conversion.convert import ConversionResult, convert
+from upcycle.conversion.convert import ConversionResult
 from upcycle.conversion.journal import JOURNAL_NAME
 from upcycle.errors import CheckpointError, OutputError
 from upcycle.progress import Progress

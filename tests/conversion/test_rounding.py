@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.conversion.test_calibrated import OPTIONS, logits, relative
-from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint, tiny_model
-from upcycle.conversion.convert import convert
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, kv_settings, tiny_checkpoint, tiny_model
 from upcycle.families import shape_of
 from upcycle.heads import moments
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import INDEX_FILE, SINGLE_FILE, Checkpoint
 from upcycle.checkpoint.sharding import shard_name, split_by_size
 from upcycle.cli.app import main
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import PlanError
 from upcycle.planning import plan

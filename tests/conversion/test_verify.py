@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import FAMILIES, MULTI_QUERY, kv_settings, tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, kv_settings, tiny_checkpoint
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError, UpcycleWarning
 

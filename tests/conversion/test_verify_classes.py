@@ -12,10 +12,9 @@ from transformers import AutoConfig
 
 from tests.cli.test_command_contract import upcycle
 from tests.families.retarget_sources import source_model
-from tests.tiny import BASE, FAMILIES, byte_tokenizer, tiny_checkpoint
+from tests.tiny import BASE, FAMILIES, byte_tokenizer, convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checks import Check
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.models.loading import check_causal_lm, load_model

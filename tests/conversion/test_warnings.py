@@ -8,11 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.families.retarget_sources import SOURCES, source_checkpoint
-from tests.tiny import add_older_keys, tiny_checkpoint
+from tests.tiny import add_older_keys, convert, tiny_checkpoint
 from upcycle.cli import convert as _convert  # noqa: F401 - registers the command
 from upcycle.cli import plan as _plan  # noqa: F401 - registers the command
 from upcycle.cli.app import app
-from upcycle.conversion.convert import convert
 from upcycle.families.retargets.rules import RETARGETS
 from upcycle.pipeline.preflight import preflight
 from upcycle.planning import plan

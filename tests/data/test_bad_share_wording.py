@@ -14,6 +14,7 @@ from upcycle.cli.app import app
 from upcycle.errors import DataError
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.models.loading import load_tokenizer
+from upcycle.options.evaluate import EvaluateOptions
 from upcycle.training.facts import training_rows
 
 ALLOWED = "up to 1 % of a file's rows may be bad"
@@ -47,7 +48,7 @@ def test_so_does_a_column_that_is_not_there(tmp_path: Path) -> None:
         training_rows(run.student, run.recipe())
     assert "or name it with train.data.text_column" in caught.value.fix
     with pytest.raises(DataError) as caught:
-        read_held_out([run.text], load_tokenizer(run.student), 32, 100, 0.01)
+        read_held_out(EvaluateOptions(text=[run.text]), load_tokenizer(run.student))
     assert caught.value.fix.startswith("call that column 'text'; chats are 'messages'")
 
 
@@ -57,5 +58,5 @@ def test_recipes_have_their_own_key(tmp_path: Path, bad: Path) -> None:
         training_rows(run.student, run.recipe(data={"sources": [{"path": bad}]}))
     assert caught.value.fix.endswith(f"{ALLOWED} (train.data.max_bad_share in a recipe)")
     with pytest.raises(DataError) as caught:
-        read_held_out([bad], load_tokenizer(run.student), 32, 100, 0.01)
+        read_held_out(EvaluateOptions(text=[bad]), load_tokenizer(run.student))
     assert caught.value.fix.endswith(f"{ALLOWED} (evaluate.max_bad_share in a recipe)")

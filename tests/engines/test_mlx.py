@@ -16,8 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.families.retarget_sources import randomised
-from tests.tiny import byte_tokenizer
-from upcycle.conversion.convert import convert
+from tests.tiny import byte_tokenizer, convert
 from upcycle.families.rope_spelling import missing_rope_keys
 
 ROOT = Path(__file__).resolve().parents[2]

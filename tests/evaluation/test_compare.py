@@ -3,7 +3,9 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,13 @@ from upcycle.checkpoint.manifest import hash_file
 from upcycle.errors import DataError, DeviceError, EvaluationError
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.evaluation.results import Comparison
+from upcycle.options.evaluate import EvaluateOptions
 
 SHORT = {"max_tokens": 600, "sequence_length": 64, "device": "cpu"}
+
+
+def compare(source: Path, candidates: Sequence[Path], **options: Any) -> Comparison:
+    return upcycle.evaluate(source, candidates, EvaluateOptions(**options))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def comparison(folders: dict[str, Path], text: Path) -> Comparison:
-    return upcycle.evaluate(
+    return compare(
         folders["source"],
         [folders["mqa"], folders["gqa"]],
         text=[text],
@@ -112,7 +119,7 @@ def test_the_source_against_itself_is_equal_and_repeatable(
 ) -> None:
     source = folders["source"]
     first, second = (
-        upcycle.evaluate(source, [source], text=[text], prompts=["a"], **SHORT) for _ in range(2)
+        compare(source, [source], text=[text], prompts=["a"], **SHORT) for _ in range(2)
     )
     assert first == second
     assert [model.label for model in first.models] == ["source", "demo"]
@@ -127,7 +134,9 @@ def test_the_source_against_itself_is_equal_and_repeatable(
 
 
 def test_given_text_is_named_and_hashed(text: Path) -> None:
-    found = read_held_out([text], byte_tokenizer(), 64, 10_000).text
+    found = read_held_out(
+        EvaluateOptions(text=[text], sequence_length=64, max_tokens=10_000), byte_tokenizer()
+    ).text
     lines = sum(i + 2 for i in range(12))
     assert found.files == ["mine.jsonl"]
     assert found.hashes == [hash_file(text)]
@@ -138,7 +147,9 @@ def test_given_text_is_named_and_hashed(text: Path) -> None:
 
 
 def test_no_text_means_the_packaged_text() -> None:
-    found = read_held_out([], byte_tokenizer(), 64, 500).text
+    found = read_held_out(
+        EvaluateOptions(sequence_length=64, max_tokens=500), byte_tokenizer()
+    ).text
     assert found.files == ["heldout.jsonl"]
     assert found.packaged
     assert 400 < found.tokens <= 500
@@ -151,15 +162,15 @@ def test_another_tokenizer_is_refused(folders: dict[str, Path], tmp_path: Path) 
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(EvaluationError, match="different vocabulary, split of a probe text"):
-        upcycle.evaluate(folders["source"], [other], **SHORT)
+        compare(folders["source"], [other], **SHORT)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"device": "tpu"}, "device 'tpu' is not available"),
-        ({"dtype": "int8"}, "dtype 'int8' is not known"),
-        ({"margins": {"kl": 1.0}}, "unknown margin 'kl'"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"margins": {"kl": 1.0}}, "there is no option margins.kl"),
         ({"sequence_length": 129}, "windows of 129 tokens exceed the model's context of 128"),
     ],
 )
@@ -167,7 +178,7 @@ def test_a_bad_request_is_refused(
     folders: dict[str, Path], text: Path, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises((DeviceError, EvaluationError), match=message):
-        upcycle.evaluate(folders["source"], [folders["gqa"]], text=[text], **{**SHORT, **options})
+        compare(folders["source"], [folders["gqa"]], text=[text], **{**SHORT, **options})
 
 
 def test_nothing_to_compare_is_refused(folders: dict[str, Path]) -> None:
@@ -177,4 +188,4 @@ def test_nothing_to_compare_is_refused(folders: dict[str, Path]) -> None:
 
 def test_text_that_is_not_there_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
-        upcycle.evaluate(folders["source"], [folders["gqa"]], text=[tmp_path / "x.txt"], **SHORT)
+        compare(folders["source"], [folders["gqa"]], text=[tmp_path / "x.txt"], **SHORT)

@@ -1,6 +1,7 @@
 """`upcycle sweep`: counts beside the drift of outputs, without training."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,26 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.cli import sweep as _sweep  # noqa: F401 - registers the command
 from upcycle.cli.app import app
-from upcycle.conversion.convert import convert
 from upcycle.errors import DeviceError, EvaluationError, PlanError
+from upcycle.evaluation.drift import DriftSweep
 from upcycle.kvcache.counting import count_attention
 from upcycle.models.loading import load_model
-from upcycle.pipeline.sweep import DriftSweep, sweep_kv_heads
+from upcycle.options.convert import MergeOptions
+from upcycle.options.evaluate import EvaluateOptions
+from upcycle.pipeline.sweep import sweep_kv_heads
 from upcycle.planning import plan
 
 SMALL = {"max_tokens": 150, "sequence_length": 32, "device": "cpu"}
+
+
+def sweep(source: Path, *, kv_heads: Sequence[int] = (), **options: Any) -> DriftSweep:
+    """With options as keywords; a device is that of the comparison, which conversions take over."""
+    read = {name: options.pop(name) for name in EvaluateOptions.model_fields if name in options}
+    reading = EvaluateOptions(**{"max_tokens": 4096, **read})
+    return sweep_kv_heads(source, MergeOptions(**options), reading, kv_heads=kv_heads)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +45,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swept(source: Path, text: Path) -> DriftSweep:
-    return sweep_kv_heads(source, text=[text], sequence_length=64, device="cpu")
+    return sweep(source, text=[text], sequence_length=64, device="cpu")
 
 
 def test_the_models_own_heads_differ_in_not_one_bit(swept: DriftSweep) -> None:
@@ -77,14 +87,16 @@ def _byte_ids(source: Path, text: Path) -> list[int]:
     from upcycle.evaluation.held_out import read_held_out
     from upcycle.models.loading import load_tokenizer
 
-    (row,) = read_held_out([text], load_tokenizer(source), 64, 4096).rows
+    (row,) = read_held_out(
+        EvaluateOptions(text=[text], sequence_length=64, max_tokens=4096), load_tokenizer(source)
+    ).rows
     return row.ids.tolist()
 
 
 def test_heads_that_are_equal_inside_each_group_hardly_drift(tmp_path: Path, text: Path) -> None:
     grouped = tiny_checkpoint(tmp_path / "grouped", num_key_value_heads=2)
     convert(grouped, tmp_path / "mha", kv_heads=8)  # repeats heads, which is exact
-    own, *lowered = sweep_kv_heads(
+    own, *lowered = sweep(
         tmp_path / "mha", kv_heads=[2, 4, 8, 1], text=[text], sequence_length=64, device="cpu"
     ).choices
     assert own.logits.identical
@@ -101,9 +113,7 @@ def test_weights_are_those_of_the_plan(source: Path, swept: DriftSweep) -> None:
 
 
 def test_a_calibrated_method_is_the_one_of_convert(source: Path) -> None:
-    swept = sweep_kv_heads(
-        source, kv_heads=[2], calibration=["builtin"], calibration_tokens=1024, **SMALL
-    )
+    swept = sweep(source, kv_heads=[2], calibration=["builtin"], calibration_tokens=1024, **SMALL)
     assert swept.method == "lowrank"
     assert not swept.choices[0].logits.identical
 
@@ -123,7 +133,7 @@ def test_what_cannot_be_swept_is_refused(
     source: Path, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        sweep_kv_heads(source, **(SMALL | options))
+        sweep(source, **(SMALL | options))
 
 
 def test_outputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -134,7 +144,7 @@ def test_outputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(EvaluationError, match="not finite"):
-        sweep_kv_heads(broken, kv_heads=[8], **SMALL)
+        sweep(broken, kv_heads=[8], **SMALL)
 
 
 def run(*arguments: object) -> Result:

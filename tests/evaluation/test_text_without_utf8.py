@@ -19,9 +19,10 @@ import upcycle.cli.sweep
 import upcycle.cli.train  # noqa: F401 - registers the command
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import read_manifest
+from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.cli.app import app
 from upcycle.errors import OutputError
-from upcycle.report.render import HTML_NAME, JSON_NAME, MARKDOWN_NAME
+from upcycle.report.render import HTML_NAME, MARKDOWN_NAME
 
 NAME = os.fsdecode(b"n\xff")  # what PEP 383 makes of a byte that is no UTF-8
 SHOWN = "n\\xff"
@@ -67,7 +68,7 @@ def report_of(folder: Path) -> tuple[dict[str, Any], str]:
     """report.json and the Markdown; the HTML is UTF-8 too."""
     (folder / HTML_NAME).read_text(encoding="utf-8")
     markdown = (folder / MARKDOWN_NAME).read_text(encoding="utf-8")
-    return json.loads((folder / JSON_NAME).read_bytes()), markdown
+    return json.loads((folder / REPORT_NAME).read_bytes()), markdown
 
 
 def test_eval(place: Path, tmp_path: Path) -> None:
@@ -101,12 +102,12 @@ def test_a_tokenizer_that_decodes_to_surrogates(
 
 
 def test_control_characters_are_pictures_on_pages(tmp_path: Path) -> None:
-    from tests.report.example import document
+    from tests.report.example import document, typed
     from upcycle.report.render import write_report
 
-    example: Any = document()
-    example["comparison"]["generations"][0]["prompt"] = "a\0b\x1b[31m\x7f\u2028c"
-    write_report(example, tmp_path)
+    report_before = document()
+    report_before["comparison"]["generations"][0]["prompt"] = "a\0b\x1b[31m\x7f\u2028c"
+    write_report(typed(report_before), tmp_path)
     report, markdown = report_of(tmp_path)
     assert report["comparison"]["generations"][0]["prompt"] == "a\0b\x1b[31m\x7f\u2028c"
     assert "a␀b␛[31m␡\u2028c" in markdown
@@ -121,7 +122,7 @@ def test_conversions_and_predictions(place: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)
     manifest = read_manifest(out)
     assert manifest is not None
-    assert manifest["options"]["calibration"] == [f"{SHOWN}.jsonl"]
+    assert manifest.options.document["calibration"] == [f"{SHOWN}.jsonl"]
     done = call("predict", place / "source", *text)
     assert done.exit_code == 0, done.output
     assert f"{SHOWN}.jsonl" in done.stdout

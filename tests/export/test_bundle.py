@@ -78,8 +78,8 @@ def test_the_manifest_names_every_file_of_both(checkpoint: Checkpoint, tmp_path:
     folder = make(checkpoint, tmp_path / "model.mlpackage")
     manifest = read_manifest(folder)
     assert manifest is not None
-    assert manifest["options"] == {"context": 32}
-    result = manifest["result"]
+    assert manifest.options.document == {"context": 32}
+    result = manifest.result.document
     assert result["decoder"] == {}
     name = "Data/com.apple.CoreML/weights.bin"
     assert result["package"][name] == hash_file(tmp_path / "model.mlpackage" / name)

@@ -18,9 +18,9 @@ from upcycle.cli.app import app
 from upcycle.errors import ExportError
 from upcycle.export import loading
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.export.quiet import quiet_coremltools
 from upcycle.interpreter.interpreter import Interpreter
+from upcycle.options.export import ExportOptions
 from upcycle.parity.check import check_export
 from upcycle.parity.exported import Program
 from upcycle.parity.results import ExportCheck

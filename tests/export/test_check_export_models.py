@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.export.families import CONTEXT, EXPORTED, exported_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.models.loading import load_model
+from upcycle.options.export import ExportOptions
 from upcycle.parity.check import check_export, compare_program, program_reference
 from upcycle.parity.exported import Program
 

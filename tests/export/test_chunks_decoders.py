@@ -17,7 +17,7 @@ from upcycle.export.chunks.decoders import ChunkDecoder, cut_decoder
 from upcycle.export.chunks.sizes import stored_sizes
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 
 CONTEXT, TOKENS = 32, torch.tensor([[3, 1, 4, 1, 5]], dtype=torch.int32)
 FAMILIES = ("cohere2", "gemma3_text", "gpt2", "gpt_oss", "nanochat", "olmo2", "smollm3")

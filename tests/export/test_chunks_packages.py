@@ -19,10 +19,10 @@ from upcycle.cli.app import app
 from upcycle.errors import ExportError, OutputError
 from upcycle.export.checks import BrokenExportError, check_chunk
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.export.saving import weights_size
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
+from upcycle.options.export import ExportOptions
 from upcycle.parity.check import check_export
 from upcycle.parity.core_ml import Chain
 from upcycle.parity.exported import Program, ProgramOutputs, run_program

@@ -43,9 +43,10 @@ def test_a_run_exports_chunks_and_reports_their_sum(recipe: Path) -> None:
     assert result.package == recipe.parent / "run" / "model"
     names = sorted(path.name for path in result.package.glob("*.mlpackage"))
     assert names == ["chunk1.mlpackage", "chunk2.mlpackage"]
-    exported = result.report["export"]
-    assert (exported["context"], exported["kv_tiles"]) == (32, 0)
-    assert exported["compared"]["qfold"]["bytes_per_token"] == exported["bytes_per_token"]["total"]
+    exported = result.report.export
+    assert exported is not None
+    assert (exported.context, exported.kv_tiles) == (32, 0)
+    assert exported.compared["qfold"].bytes_per_token == exported.bytes_per_token["total"]
     assert run(load_recipe(recipe), command="upcycle run").skipped == (
         "convert",
         "evaluate",

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.staging import check_output
-from upcycle.conversion.convert import convert
 from upcycle.errors import ExportError
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.coreml import ExportResult
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.parity.asset import Asset, AssetRunner
 from upcycle.parity.check import check_export
 from upcycle.program.coreai import read_program
@@ -118,8 +117,8 @@ def test_functions_share_their_weights(
 
 def test_an_asset_says_what_made_it(exported: ExportResult) -> None:
     asset = Asset.read(exported.package)
-    assert asset.manifest == exported.manifest
-    options = asset.manifest["options"]
+    assert asset.manifest.document == exported.manifest
+    options = asset.manifest.options.document
     assert options["target"] == "coreai"
     assert options["dtype"] == "float16"
     assert (asset.context, options["prefill"]) == (CONTEXT, 16)

@@ -15,7 +15,8 @@ from upcycle.export.coreai import exporting, programs
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.loading import load_decoder
 from upcycle.export.masks import additive_mask
-from upcycle.export.options import ExportOptions, check_target
+from upcycle.export.request import check_target
+from upcycle.options.export import ExportOptions
 from upcycle.parity.check import check_export
 
 CONTEXT = 32

@@ -19,8 +19,8 @@ from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.errors import ExportError, UpcycleError
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.options.export import ExportOptions
 from upcycle.parity.asset import Asset
 from upcycle.parity.exported import Program
 from upcycle.program.bandwidth import alternatives
@@ -143,8 +143,8 @@ def test_any_entry_is_read_or_refused(exported: Graph, data: st.DataObject) -> N
     except ExportError:
         assert noted_manifest(graph) is None
     else:
-        assert manifest["options"]["context"] == 64
-        assert manifest["result"]["decoder"]["num_layers"] < 1000
+        assert manifest.options.context == 64
+        assert manifest.result.decoder.num_layers < 1000
 
 
 @pytest.mark.parametrize(

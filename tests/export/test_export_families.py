@@ -20,7 +20,7 @@ from upcycle.cli.app import app
 from upcycle.errors import ExportError
 from upcycle.export import saving
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.counting import count_traffic
 
 HYBRIDS = ("granitemoehybrid", "jamba", "lfm2_moe")  # beside those of REFUSED

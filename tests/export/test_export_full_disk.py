@@ -14,7 +14,7 @@ from tests.tiny import tiny_checkpoint
 from upcycle.errors import OutputError
 from upcycle.export import saving
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 
 OPTIONS = ExportOptions(context=64)
 WRITER = "[MIL FileWriter]: Unknown error occurred while writing data to the file."

@@ -12,9 +12,9 @@ from upcycle.checkpoint.manifest import hash_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.export.saving import trace_decoder
 from upcycle.options.attention_forms import QFOLD
+from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
 from upcycle.program.specification import read_specification

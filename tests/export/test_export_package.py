@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,9 @@ from upcycle.checkpoint.manifest import hash_folder
 from upcycle.errors import ExportError, OutputError, UpcycleError
 from upcycle.export.checks import BrokenExportError, check_graph
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.export.stateful import StateCache
 from upcycle.options.attention_forms import QFOLD, REPEAT_KV
+from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 from upcycle.program.specification import read_specification
 
@@ -79,7 +78,7 @@ def test_the_metadata_says_what_made_it(exported: ExportResult) -> None:
     assert metadata["co.huggingface.exporters.name"] == "source"
     manifest = json.loads(metadata["upcycle"])
     assert manifest == exported.manifest
-    assert manifest["options"] == asdict(exported.options)
+    assert manifest["options"] == exported.options.noted()
     assert manifest["result"]["decoder"]["masks"] == {"causalMask": None}
     assert set(manifest["source"]) == {"config.json", "model.safetensors"}
     assert not any("date" in key for key in metadata)

@@ -12,7 +12,7 @@ from upcycle.cli import graph as _graph  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.errors import OutputError
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.pages.page import write_page
 
 

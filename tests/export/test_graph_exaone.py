@@ -14,7 +14,7 @@ from tests.tiny import tiny_checkpoint
 from upcycle.cli import graph as _graph  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.graph import Graph
 from upcycle.program.reading import read_graph
 

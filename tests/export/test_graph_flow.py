@@ -20,7 +20,7 @@ from tests.export.planted import (
 )
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.bandwidth import alternatives, attention_shape, exported_shape
 from upcycle.program.counting import count_traffic
 from upcycle.program.graph import Function

@@ -4,18 +4,21 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.tiny import tiny_checkpoint
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import ExportError
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.kvcache.counting import parameters_saved
 from upcycle.options.attention_forms import FORMS
+from upcycle.options.export import ExportOptions
 from upcycle.program.bandwidth import (
+    ExportFigures,
     alternatives,
     closed_form_bytes,
     describe_export,
@@ -114,16 +117,17 @@ def test_alternatives_of_a_grouped_graph(exports: dict[str, ExportResult]) -> No
 def test_description_for_the_report(exports: dict[str, ExportResult]) -> None:
     source = AttentionShape(2, 8, 8, 16, 16, 64, Rope("half", 16), False, False)
     section = describe_export(source, exports["qfold"].package)
-    assert section["kv_tiles"] == 0
-    compared = section["compared"]
-    assert [row["num_key_value_heads"] for row in compared.values()] == [8, 2, 2]
-    assert [row["kv_tiles"] for row in compared.values()] == [0, 4, 0]
-    assert compared["qfold"]["bytes_per_token"] == section["bytes_per_token"]["total"]
-    saved = compared["source"]["bytes_per_token"] - compared["qfold"]["bytes_per_token"]
+    assert section.kv_tiles == 0
+    compared = section.compared
+    assert [row.num_key_value_heads for row in compared.values()] == [8, 2, 2]
+    assert [row.kv_tiles for row in compared.values()] == [0, 4, 0]
+    assert compared["qfold"].bytes_per_token == section.bytes_per_token["total"]
+    saved = compared["source"].bytes_per_token - compared["qfold"].bytes_per_token
     cache, weights = 6 * 2 * 96 * 32 * 2, parameters_saved(source, 2) * 2
     assert saved == cache + weights
-    assert json.loads(json.dumps(section)) == section
-    assert describe_export(source, exports["repeat-kv"].package)["kv_tiles"] == 4
+    stored = json.loads(json.dumps(asdict(section)))
+    assert TypeAdapter(ExportFigures).validate_python(stored) == section
+    assert describe_export(source, exports["repeat-kv"].package).kv_tiles == 4
 
 
 def function_of(*operations: Operation, **types: TensorType) -> Function:

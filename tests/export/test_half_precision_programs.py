@@ -12,9 +12,9 @@ from tests.tiny import tiny_model
 from upcycle.export import loading
 from upcycle.export.coreml import export_coreml
 from upcycle.export.masks import additive_mask
-from upcycle.export.options import ExportOptions
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
+from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import CAUSAL_MASK, DECODE, INPUT_IDS, LOGITS, POSITION
 

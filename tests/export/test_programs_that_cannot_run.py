@@ -18,10 +18,10 @@ from upcycle.cli import check_export as _check  # noqa: F401 - registers the com
 from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.interpreter.arguments import ProgramError
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
+from upcycle.options.export import ExportOptions
 from upcycle.program.graph import Function, Graph
 from upcycle.program.operation import Operation, TensorType
 from upcycle.program.specification import read_specification, write_specification

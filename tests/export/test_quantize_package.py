@@ -14,7 +14,6 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.coreml import export_coreml
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import ExportOptions
 from upcycle.export.quantize import compression
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise
@@ -22,6 +21,7 @@ from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
 from upcycle.export.quantize.weights import WeightMatrix, assign, find_weights, untie
 from upcycle.export.quiet import quiet_coremltools
 from upcycle.export.saving import convert_decoder
+from upcycle.options.export import ExportOptions
 
 CONTEXT = 32
 BY_FOUR = Scheme(kind="palette", bits=4, group=4)

@@ -18,6 +18,7 @@ from upcycle.export.rotary import tabulate_rotary
 from upcycle.models.qfold import register_attention_forms
 from upcycle.options.attention_forms import FORMS, QFOLD
 from upcycle.program.host_cache import HostCache, past_mask
+from upcycle.program.noted import check_manifest
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32
@@ -58,8 +59,9 @@ def run(decoder: ReadOnlyDecoder, cache: HostCache, calls: Iterator[Tensor]) -> 
 
 def host_cache(shape: DecoderShape) -> HostCache:
     """With fp32 arrays, so that it rounds nothing."""
-    manifest = {"options": {"context": CONTEXT}, "result": {"decoder": vars(shape)}}
-    cache = HostCache.of(manifest)
+    decoder = {"decoder": vars(shape)}
+    document = {"source": {}, "options": {"context": CONTEXT}, "result": decoder}
+    cache = HostCache.of(check_manifest(document, ""))
     past = {name: array.astype(np.float32) for name, array in cache.past.items()}
     return HostCache(past, cache.windows)
 

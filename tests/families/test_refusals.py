@@ -17,8 +17,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from tests.tiny import BASE
-from upcycle.conversion.convert import convert
+from tests.tiny import BASE, convert
 from upcycle.errors import FamilyError
 from upcycle.families import convertible, shape_of
 from upcycle.families.refused import REFUSALS, refusal

@@ -8,8 +8,7 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tests.regress.folders import get_config, load, logits, set_config
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.errors import FamilyError
 from upcycle.families import convertible, family_of
 from upcycle.families.refused import REFUSALS

@@ -6,10 +6,9 @@ import pytest
 
 from tests.families.retarget_sources import SOURCES, source_checkpoint
 from tests.predictors import with_predictor
-from tests.tiny import FAMILIES, tiny_checkpoint
+from tests.tiny import FAMILIES, convert, tiny_checkpoint
 from upcycle.attention import AttentionShape, Rope
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 from upcycle.kvcache.inspection import inspect_checkpoint
 from upcycle.kvcache.weights import Weights, weights_of
 from upcycle.planning import plan

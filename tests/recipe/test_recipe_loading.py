@@ -217,7 +217,7 @@ def test_a_python_recipe(tmp_path: Path) -> None:
         ("x = 1", "has no attribute 'recipe'"),
         ("def recipe(): return 3", r"recipe\(\) returned int"),
         ("def recipe(:", "SyntaxError"),
-        (PYTHON_RECIPE.replace("kv_heads=2", "kv_heads=0"), "greater than 0, not 0"),
+        (PYTHON_RECIPE.replace("kv_heads=2", "kv_heads=2, seed=-1"), "or equal to 0, not -1"),
     ],
 )
 def test_a_broken_python_recipe(tmp_path: Path, text: str, message: str) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from tests.regress.folders import load, logits
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 
 GEMMA = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import DynamicCache, FalconConfig
 
 from tests.regress.folders import IDS, load, save_random
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 from upcycle.errors import FamilyError
 
 CONFIG = FalconConfig(

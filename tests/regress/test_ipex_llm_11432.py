@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.regress.folders import set_config
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.errors import UpcycleError
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"

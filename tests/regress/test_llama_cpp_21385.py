@@ -6,8 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.regress.folders import load, logits
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 
 NAME = "model.layers.0.self_attn.k_proj.bias"
 

@@ -14,9 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.regress.folders import get_config, load, logits
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 
 NAMES = {
     "model.embed_tokens": "token_embd",

@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 
 from tests.families.retarget_sources import source_checkpoint
 from tests.regress.folders import get_config, load, logits, set_config
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.json_edit import remove_top_level
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli.app import COMMANDS, app
-from upcycle.conversion.convert import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import FamilyError, StrictError, UpcycleWarning
 from upcycle.planning import plan

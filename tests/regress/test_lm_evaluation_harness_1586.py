@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.tiny import byte_tokenizer
 from upcycle.evaluation.held_out import read_held_out
+from upcycle.options.evaluate import EvaluateOptions
 from upcycle.report.summary import window_rule
 
 
@@ -16,10 +17,11 @@ def test_a_tokenizer_without_bos_is_given_none(tmp_path: Path) -> None:
     tokenizer.bos_token = None
     file = tmp_path / "a.txt"
     file.write_text("hello")
-    held_out = read_held_out([file], tokenizer, 64, 1000)
+    held_out = read_held_out(
+        EvaluateOptions(text=[file], sequence_length=64, max_tokens=1000), tokenizer
+    )
     ids = held_out.rows[0].ids
     assert ids.tolist() == [*tokenizer("hello")["input_ids"], tokenizer.eos_token_id]
     assert held_out.text.tokens == 5  # four letters and the end of text
     assert held_out.text.bytes == 4
-    text = vars(held_out.text)
-    assert "each on its own and with no BOS token" in window_rule(text)
+    assert "each on its own and with no BOS token" in window_rule(held_out.text)

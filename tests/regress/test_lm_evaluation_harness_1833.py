@@ -2,12 +2,12 @@
 model that do not match, because unit and window rule were not written beside them.
 """
 
-from tests.report.example import document
+from tests.report.example import example
 from upcycle.report.render import render_html, render_markdown
 
 
 def test_the_report_names_every_unit_and_the_window_rule() -> None:
-    for text in (render_html(document()), render_markdown(document())):
+    for text in (render_html(example()), render_markdown(example())):
         flat = " ".join(text.split())
         assert "per token" in flat
         assert "per word" in flat

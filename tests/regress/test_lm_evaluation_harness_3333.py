@@ -13,6 +13,7 @@ from tests.tiny import byte_tokenizer
 from upcycle.data.documents import tokenise_files
 from upcycle.data.windows import eval_rows
 from upcycle.evaluation.held_out import read_held_out
+from upcycle.options.evaluate import EvaluateOptions
 
 BOS = 0
 
@@ -32,6 +33,8 @@ def test_each_document_starts_with_bos_exactly_once(
     for row in eval_rows(tokenise_files(files, tokenizer), 64, 1000):
         assert row.ids[0] == BOS
         assert (row.ids[1:6] != BOS).all()
-    held_out = read_held_out(files, tokenizer, 64, 1000)
+    held_out = read_held_out(
+        EvaluateOptions(text=files, sequence_length=64, max_tokens=1000), tokenizer
+    )
     assert held_out.text.bos
     assert held_out.text.bytes == 2 * len("hello")  # special tokens are no text

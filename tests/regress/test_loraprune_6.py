@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.families import shape_of
 
 

@@ -15,7 +15,7 @@ from upcycle.checkpoint.reader import Checkpoint
 # Prints the growth of the process's peak memory by the second conversion, in KiB.
 CHILD = """
 import resource, sys
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 
 def convert_and_peak(source):
     convert(source, source + "-out", kv_heads=2)

@@ -10,7 +10,7 @@ import torch
 from transformers import GPTNeoXConfig
 
 from tests.regress.folders import load, logits, pooled, save_random
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 
 CONFIG = GPTNeoXConfig(
     vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2,

@@ -12,10 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.regress.folders import set_config
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import read_manifest
 from upcycle.cli.app import COMMANDS, app
-from upcycle.conversion.convert import convert
 from upcycle.errors import StrictError, UpcycleWarning
 
 for _name in COMMANDS:  # each registers itself
@@ -42,8 +41,8 @@ def test_a_conversion_warns_and_records_it(tmp_path: Path, source: Path, kv_head
     assert result.warnings[0].endswith(WORDS)
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert manifest["result"]["warnings"] == result.warnings
-    mismatched = manifest["result"]["class"]["mismatched"]
+    assert manifest.result.document["warnings"] == result.warnings
+    mismatched = manifest.result.document["class"]["mismatched"]
     assert mismatched["lm_head.weight"] == [[260, 64], [300, 64]]
 
 

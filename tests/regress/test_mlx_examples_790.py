@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 
 NAME = "model.layers.0.self_attn.qkv_proj.weight"
 

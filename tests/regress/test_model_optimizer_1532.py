@@ -15,7 +15,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 
 from tests.predictors import shapes, with_predictor
 from tests.regress.folders import get_config, load, logits, pooled
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 

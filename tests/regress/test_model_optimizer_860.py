@@ -15,7 +15,7 @@ from transformers.modeling_layers import MtpModel
 
 from tests.predictors import rewrite, shapes, with_predictor
 from tests.regress.folders import IDS, load, logits, pooled
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 from upcycle.conversion.verify import verify
 
 MELLUM = {

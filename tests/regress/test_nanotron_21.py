@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests import stops
-from tests.tiny import add_older_keys, tiny_checkpoint
+from tests.tiny import add_older_keys, convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
-from upcycle.conversion.convert import convert
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 NOTHING = "nothing half-written is kept"

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.regress.folders import load, logits, pooled
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 
 QUERY_ROWS = 64
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.errors import CheckpointError
 
 

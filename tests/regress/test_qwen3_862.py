@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.regress.folders import load, logits
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.errors import PlanError
 from upcycle.kvcache.layout import attention_kind
 

@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 
 import upcycle.cli.eval
 import upcycle.cli.sweep  # noqa: F401 - registers the commands
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from tests.training.runs import tiny_run
 from upcycle.checkpoint.staging import scratch_folder, staged, write_file
 from upcycle.cli.app import app
-from upcycle.conversion.convert import convert
 from upcycle.conversion.layer_store import LayerStore
 
 
@@ -65,10 +64,10 @@ def test_reports_and_pages(tmp_path: Path, mask: int) -> None:
 
 def test_an_export(tmp_path: Path, mask: int) -> None:
     from upcycle.export.coreml import export_coreml
-    from upcycle.export.options import ExportOptions
+    from upcycle.options.export import ExportOptions
 
     source = tiny_checkpoint(tmp_path / "source")
-    export_coreml(source, tmp_path / "m.mlpackage", ExportOptions(32))
+    export_coreml(source, tmp_path / "m.mlpackage", ExportOptions(context=32))
     check(tmp_path / "m.mlpackage", mask)
     check(tmp_path / "m-tokenizer", mask)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from tests.regress.folders import load, logits
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 
 
 def test_a_tied_head_is_neither_invented_nor_untied(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.regress.folders import get_config
-from tests.tiny import FAMILIES, tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import FAMILIES, convert, tiny_checkpoint
 from upcycle.families import shape_of
 
 CHILD = """

@@ -9,8 +9,7 @@ from pathlib import Path
 from transformers import DynamicCache
 
 from tests.regress.folders import IDS, load
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.kvcache.counting import kv_cache_bytes
 
 

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.regress.folders import set_config
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from tests.training.test_train_commands import call
-from upcycle.conversion.convert import convert
 from upcycle.errors import StrictError, UpcycleWarning
 
 WEIGHTS = "model.safetensors"

@@ -6,8 +6,7 @@ SYSTRAN/faster-whisper#464.
 
 from pathlib import Path
 
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 
 FILES = {
     "tokenizer.model": bytes(range(256)),

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from tests.regress.folders import get_config, load, logits
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder, read_manifest
-from upcycle.conversion.convert import convert
 
 
 def test_the_output_is_a_plain_checkpoint(tmp_path: Path) -> None:
@@ -23,7 +22,8 @@ def test_the_manifest_is_a_recipe_that_gives_the_same_bytes(tmp_path: Path) -> N
     convert(source, tmp_path / "first", kv_heads=2, method="random", seed=11)
     manifest = read_manifest(tmp_path / "first")
     assert manifest is not None
-    convert(source, tmp_path / "second", **manifest["options"])
-    assert manifest["source"]["files"] == hash_folder(source)
-    assert manifest["result"]["files"] == hash_folder(tmp_path / "second")
+    options = {key: value for key, value in manifest.options.document.items() if value is not None}
+    convert(source, tmp_path / "second", **options)
+    assert manifest.source.files == hash_folder(source)
+    assert manifest.result.files == hash_folder(tmp_path / "second")
     assert read_manifest(tmp_path / "second") == manifest

@@ -6,8 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.errors import CheckpointError, StrictError, UpcycleWarning
 from upcycle.planning import plan
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from tests.regress.folders import load, logits, pooled
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 
 KV_HEADS = 2
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.regress.folders import get_config, set_config
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.errors import FamilyError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 from upcycle.errors import UpcycleError
 
 CONFIG = {

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.regress.folders import get_config
-from tests.tiny import tiny_checkpoint
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.conversion.convert import convert
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])

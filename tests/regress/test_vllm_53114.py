@@ -10,7 +10,7 @@ import torch
 from transformers import BloomConfig, FalconConfig, GPTBigCodeConfig, PretrainedConfig
 
 from tests.regress.folders import load, logits, pooled, save_random
-from upcycle.conversion.convert import convert
+from tests.tiny import convert
 from upcycle.errors import FamilyError
 
 FUSED = {

@@ -3,6 +3,10 @@
 import math
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from upcycle.report.schema import ReportDocument
+
 HOSTILE = "<script>alert('x')</script> & `code` ``` | pipe"
 
 
@@ -122,6 +126,16 @@ EXPORT: dict[str, Any] = {
     },
     "bandwidth": 55_900_000_000,
 }
+
+
+def example(*, margins: bool = True, training: bool = True, export: bool = True) -> ReportDocument:
+    """The same, as `write_report` takes it."""
+    return typed(document(margins=margins, training=training, export=export))
+
+
+def typed(report: dict[str, Any]) -> ReportDocument:
+    """A report that was changed as JSON, as `write_report` takes it."""
+    return TypeAdapter(ReportDocument).validate_python(report)
 
 
 def document(*, margins: bool = True, training: bool = True, export: bool = True) -> dict[str, Any]:

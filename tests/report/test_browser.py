@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.example import document
+from tests.report.example import example
 from upcycle.report.render import render_html
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def open_page(html: str, folder: Path) -> tuple[str, list[str], set[str]]:
 
 
 def test_the_report_renders_without_a_word_to_console_or_network(tmp_path: Path) -> None:
-    dom, console, addresses = open_page(render_html(document()), tmp_path)
+    dom, console, addresses = open_page(render_html(example()), tmp_path)
     assert "uptrained fails 1 of 2 margins." in dom
     assert dom.count("<svg") == 4
     assert console == []
@@ -72,7 +72,7 @@ def test_the_report_renders_without_a_word_to_console_or_network(tmp_path: Path)
 def test_a_planted_request_and_a_planted_error_are_seen(tmp_path: Path) -> None:
     """The test above can fail: the same page with a picture and a broken script is caught."""
     planted = f"<img src='{ADDRESS}'><script>undefinedFunction()</script></body>"
-    html = render_html(document()).replace("</body>", planted)
+    html = render_html(example()).replace("</body>", planted)
     html = html.replace("default-src 'none'", "default-src * 'unsafe-inline'")
     _, console, addresses = open_page(html, tmp_path)
     assert any("undefinedFunction" in line for line in console)

@@ -1,17 +1,18 @@
 """Training logs that a run did not finish, or with lines and values that nobody can draw."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.report.example import document
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.report.example import document, example, typed
+from tests.tiny import convert, tiny_checkpoint
+from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.pages.formatting import MISSING
 from upcycle.report.build import build_report, read_training_log
-from upcycle.report.render import HTML_NAME, JSON_NAME, MARKDOWN_NAME, write_report
+from upcycle.report.render import HTML_NAME, MARKDOWN_NAME, write_report
+from upcycle.report.schema import HeldOutPoint, Training, TrainingPoint
 from upcycle.training.log import RunLog, read_log
 
 START = b'{"step": 0, "heldout_nll": 3.5, "heldout_kl": 0.4}\n'
@@ -19,21 +20,21 @@ ONE = b'{"step": 1, "tokens": 100, "loss": 0.9}\n'
 TWO = b'{"step": 2, "tokens": 200, "loss": 0.5}\n'
 
 
-def rendered(folder: Path, log: bytes) -> tuple[dict[str, Any] | None, str, str]:
+def rendered(folder: Path, log: bytes) -> tuple[Training | None, str, str]:
     """What the log says, and the report's Markdown and HTML; report.json is strict JSON."""
     path = folder / "log.jsonl"
     path.write_bytes(log)
     training = read_training_log(path)
-    write_report({**document(), "training": training}, folder / "report")  # type: ignore[typeddict-item]
+    write_report(replace(example(), training=training), folder / "report")
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    text = (folder / "report" / JSON_NAME).read_text(encoding="utf-8")
+    text = (folder / "report" / REPORT_NAME).read_text(encoding="utf-8")
     stored = json.loads(text, parse_constant=refuse)
-    assert stored["training"] == training
+    assert stored["training"] == (None if training is None else asdict(training))
     pages = [(folder / "report" / name).read_text("utf-8") for name in (MARKDOWN_NAME, HTML_NAME)]
-    return training, pages[0], pages[1]  # type: ignore[return-value]
+    return training, pages[0], pages[1]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,12 @@ def test_foreign_and_torn_lines_are_passed_over(
 ) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(START + ONE + between + TWO + torn)
-    assert read_training_log(path) == {
-        "steps": 2,
-        "tokens": 200,
-        "points": [{"step": 1, "loss": 0.9}, {"step": 2, "loss": 0.5}],
-        "held_out": [{"step": 0, "kl": 0.4, "nll": 3.5}],
-    }
+    assert read_training_log(path) == Training(
+        steps=2,
+        tokens=200,
+        points=[TrainingPoint(1, 0.9), TrainingPoint(2, 0.5)],
+        held_out=[HeldOutPoint(0, kl=0.4, nll=3.5)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,8 @@ def test_what_is_no_number_is_a_dash_and_a_gap(tmp_path: Path, value: bytes) -> 
     log += TWO.replace(b"0.5", value) + b'{"step": 3, "tokens": 300, "loss": 0.25}\n'
     training, markdown, html = rendered(tmp_path, log)
     assert training is not None
-    assert [point["loss"] for point in training["points"]] == [0.9, None, 0.25]
-    assert training["held_out"] == [{"step": 0, "kl": None, "nll": None}]
+    assert [point.loss for point in training.points] == [0.9, None, 0.25]
+    assert training.held_out == [HeldOutPoint(0, kl=None, nll=None)]
     assert "3 steps, 300 tokens; training loss 0.9000 → 0.2500" in markdown
     assert f"| 0 | {MISSING} | {MISSING} |" in markdown
     assert ">training loss<" in html
@@ -92,7 +93,7 @@ def test_nothing_but_nulls(tmp_path: Path, value: str) -> None:
     log = f'{{"step": 1, "loss": {value}, "tokens": {value}}}\n'.encode()
     training, markdown, _ = rendered(tmp_path, log)
     assert training is not None
-    assert training["points"] == [{"step": 1, "loss": None}]
+    assert training.points == [TrainingPoint(1, None)]
     assert f"1 steps, {MISSING} tokens; training loss {MISSING} → {MISSING} nats" in markdown
 
 
@@ -107,19 +108,19 @@ def test_numbers_as_large_as_fp32_are_drawn(tmp_path: Path) -> None:
     log = ONE.replace(b"0.9", b"1.7e38") + TWO.replace(b"0.5", b"-1.7e38")
     training, _, html = rendered(tmp_path, log)
     assert training is not None
-    assert [point["loss"] for point in training["points"]] == [1.7e38, -1.7e38]
+    assert [point.loss for point in training.points] == [1.7e38, -1.7e38]
     assert ">training loss<" in html
 
 
 def test_joined_logs_are_one_curve(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(TWO + ONE + START + ONE.replace(b"0.9", b"0.8") + START.replace(b"0.4", b"2"))
-    assert read_training_log(path) == {
-        "steps": 2,
-        "tokens": 200,
-        "points": [{"step": 1, "loss": 0.8}, {"step": 2, "loss": 0.5}],
-        "held_out": [{"step": 0, "kl": 2.0, "nll": 3.5}],
-    }
+    assert read_training_log(path) == Training(
+        steps=2,
+        tokens=200,
+        points=[TrainingPoint(1, 0.8), TrainingPoint(2, 0.5)],
+        held_out=[HeldOutPoint(0, kl=2.0, nll=3.5)],
+    )
 
 
 def test_resuming_keeps_what_lies_behind_a_foreign_line(tmp_path: Path) -> None:
@@ -131,12 +132,12 @@ def test_resuming_keeps_what_lies_behind_a_foreign_line(tmp_path: Path) -> None:
 
 def test_figures_that_are_no_numbers(tmp_path: Path) -> None:
     """A report of a model whose numbers are not finite is still a report."""
-    example: Any = document()
-    change = example["comparison"]["models"][-1]["divergence"]
+    report = document()
+    change = report["comparison"]["models"][-1]["divergence"]
     change["nll_difference"] = float("nan")
     change["kl"]["max"] = float("inf")
-    write_report(example, tmp_path)
-    stored = json.loads((tmp_path / JSON_NAME).read_text())
+    write_report(typed(report), tmp_path)
+    stored = json.loads((tmp_path / REPORT_NAME).read_text())
     assert stored["comparison"]["models"][-1]["divergence"]["kl"]["max"] is None
     assert f"NLL increase: **{MISSING}**" in (tmp_path / MARKDOWN_NAME).read_text()
 
@@ -149,7 +150,7 @@ def test_a_report_that_cannot_be_rendered_leaves_no_file(
 
     monkeypatch.setattr("upcycle.report.render.render_html", fail)
     with pytest.raises(ValueError, match="no page"):
-        write_report(document(), tmp_path)
+        write_report(example(), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -159,14 +160,14 @@ def test_a_report_says_that_nothing_of_a_log_can_be_read(tmp_path: Path, log: by
     convert(source, tmp_path / "out", kv_heads=2)
     path = tmp_path / "log.jsonl"
     path.write_bytes(log)
-    example: Any = document()
-    comparison = {**example["comparison"], "models": example["comparison"]["models"][:2]}
-    labels = [model["label"] for model in comparison["models"]]
+    whole = example().comparison
+    comparison = replace(whole, models=whole.models[:2])
+    labels = [model.label for model in comparison.models]
     folders = dict(zip(labels, (source, tmp_path / "out"), strict=True))
     for given, told in ((path, 1), (None, 0)):
         report = build_report(comparison, folders=folders, command="x", training_log=given)
-        said = [line for line in report["warnings"] if line.startswith("log.jsonl of the upt")]
-        assert report["training"] is None
+        said = [line for line in report.warnings if line.startswith("log.jsonl of the upt")]
+        assert report.training is None
         assert len(said) == told
     report = build_report(comparison, folders=folders, command="x", training_log=path)
     write_report(report, tmp_path / "report")

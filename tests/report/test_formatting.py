@@ -2,7 +2,9 @@
 
 import pytest
 
+from upcycle.evaluation.results import Interval
 from upcycle.pages import formatting as fmt
+from upcycle.report.summary import interval
 
 
 @pytest.mark.parametrize(
@@ -27,8 +29,8 @@ from upcycle.pages import formatting as fmt
         (fmt.signed(0.0371), "+0.0371"),
         (fmt.signed(-0.0371), "-0.0371"),
         (fmt.signed(0), "0"),
-        (fmt.interval({"low": -0.01, "high": 0.02}), "[-0.0100, +0.0200]"),
-        (fmt.interval(None), "-"),
+        (interval(Interval(low=-0.01, high=0.02)), "[-0.0100, +0.0200]"),
+        (interval(None), "-"),
         (fmt.perplexity(31.3933), "31.393"),
         (fmt.perplexity(48485.73), "48,485.7"),
         (fmt.perplexity(7.2e23), "7.20e+23"),

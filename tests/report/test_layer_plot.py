@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.report.example import document
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.report.example import document, typed
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.report.render import render_html
 
 HEADING = "What merging left behind, by layer"
@@ -20,7 +19,7 @@ def test_a_calibrated_conversion_is_drawn(tmp_path: Path) -> None:
         tokens = {"calibration_tokens": 512} if options else {}
         result = convert(source, tmp_path / name, kv_heads=2, **options, **tokens)
         shown["provenance"][1]["manifest"] = json.loads(json.dumps(result.manifest))
-        html = render_html(shown)
+        html = render_html(typed(shown))
         assert (HEADING in html) == (name == "lowrank")
         assert ("output error before refining" in html) == (name == "lowrank")
 

@@ -1,14 +1,14 @@
 """report.json to Markdown and HTML."""
 
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.report.example import HOSTILE, document
+from tests.report.example import HOSTILE, example
 from upcycle.report.render import render_html, render_markdown, write_report
+from upcycle.report.schema import ReportDocument, read_document
 
 
 class Structure(HTMLParser):
@@ -46,7 +46,7 @@ class Structure(HTMLParser):
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return render_html(document())
+    return render_html(example())
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_the_verdict_names_the_margin_that_failed(structure: Structure) -> None:
 
 
 def test_without_margins_log_or_export_nothing_is_invented() -> None:
-    bare = document(margins=False, training=False, export=False)
+    bare = example(margins=False, training=False, export=False)
     for text in (render_html(bare), render_markdown(bare)):
         assert "No margins set" in text
         assert "Uptraining" not in text
@@ -110,7 +110,7 @@ def test_without_margins_log_or_export_nothing_is_invented() -> None:
 
 
 def test_markdown_has_the_table_and_the_numbers() -> None:
-    lines = render_markdown(document()).splitlines()
+    lines = render_markdown(example()).splitlines()
     header = next(i for i, line in enumerate(lines) if line.startswith("| | source"))
     assert lines[header] == "| | source | converted | uptrained |"
     assert lines[header + 1] == "|:--|--:|--:|--:|"
@@ -120,7 +120,7 @@ def test_markdown_has_the_table_and_the_numbers() -> None:
 
 
 def test_every_markdown_table_has_rows_of_one_width() -> None:
-    tables = re.findall(r"(?:^\|.*\n)+", render_markdown(document()), flags=re.MULTILINE)
+    tables = re.findall(r"(?:^\|.*\n)+", render_markdown(example()), flags=re.MULTILINE)
     assert len(tables) == 6
     for table in tables:
         rows = table.replace("\\|", "").splitlines()
@@ -129,15 +129,16 @@ def test_every_markdown_table_has_rows_of_one_width() -> None:
 
 def test_a_code_block_ends_where_it_should() -> None:
     """The hostile text holds three backticks; its fence has four."""
-    text = render_markdown(document())
+    text = render_markdown(example())
     block = re.search(r"^````text\n(.*?)^````$", text, flags=re.MULTILINE | re.DOTALL)
     assert block is not None
     assert block[1].endswith(HOSTILE + "\n")
 
 
 def test_the_files_are_made_from_the_json_alone(tmp_path: Path) -> None:
-    write_report(document(), tmp_path / "first")
-    stored = json.loads((tmp_path / "first" / "report.json").read_text())
+    write_report(example(), tmp_path / "first")
+    stored = read_document(ReportDocument, tmp_path / "first" / "report.json")
+    assert stored == example()
     write_report(stored, tmp_path / "second")
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert names == ["report.html", "report.json", "report.md"]
@@ -147,6 +148,6 @@ def test_the_files_are_made_from_the_json_alone(tmp_path: Path) -> None:
 
 
 def test_a_report_is_written_over_an_older_one(tmp_path: Path) -> None:
-    write_report(document(export=False), tmp_path)
-    write_report(document(), tmp_path)
+    write_report(example(export=False), tmp_path)
+    write_report(example(), tmp_path)
     assert "Core ML export" in (tmp_path / "report.html").read_text()

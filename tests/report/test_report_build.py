@@ -1,15 +1,16 @@
 """What goes into report.json."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.report.example import document
+from tests.report.example import document, example
 from upcycle.checkpoint.manifest import hash_file, write_manifest
 from upcycle.report.build import MOST_POINTS, build_report, read_training_log
-from upcycle.report.schema import ReportDocument
+from upcycle.report.schema import HeldOutPoint, ReportDocument, Training, TrainingPoint
 
 
 def write_log(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -36,20 +37,21 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_the_document_has_exactly_the_documented_keys(folders: dict[str, Path]) -> None:
-    built = build_report(document()["comparison"], folders=folders, command="upcycle eval …")
-    assert set(built) == set(ReportDocument.__annotations__)
-    assert set(document()) == set(ReportDocument.__annotations__)
+    built = build_report(example().comparison, folders=folders, command="upcycle eval …")
+    documented = inspect.getdoc(ReportDocument) or ""
+    assert all(f"\n    {key}: " in documented for key in built.to_dict())
+    assert set(document()) == set(built.to_dict())
 
 
 def test_provenance_holds_hashes_and_manifests_but_no_paths(folders: dict[str, Path]) -> None:
-    built = build_report(document()["comparison"], folders=folders, command="upcycle eval …")
-    source, converted, uptrained = built["provenance"]
+    built = build_report(example().comparison, folders=folders, command="upcycle eval …")
+    source, converted, uptrained = built.provenance
     weights = folders["uptrained"] / "model.safetensors"
-    assert uptrained["files"] == {"model.safetensors": hash_file(weights)}
-    assert source["manifest"] is None
-    assert converted["manifest"] is not None
-    assert converted["manifest"]["options"] == {"kv_heads": 2}
-    assert "somewhere" not in json.dumps(built)
+    assert uptrained.files == {"model.safetensors": hash_file(weights)}
+    assert source.manifest is None
+    assert converted.manifest is not None
+    assert converted.manifest.options.document == {"kv_heads": 2}
+    assert "somewhere" not in json.dumps(built.to_dict())
 
 
 def test_a_log_becomes_a_loss_curve_with_its_evaluations(tmp_path: Path) -> None:
@@ -62,23 +64,19 @@ def test_a_log_becomes_a_loss_curve_with_its_evaluations(tmp_path: Path) -> None
         step(3, 0.3),
     ]
     training = read_training_log(write_log(tmp_path / "log.jsonl", rows))
-    assert training == {
-        "steps": 3,
-        "tokens": 300,
-        "points": [
-            {"step": 1, "loss": 0.9},
-            {"step": 2, "loss": 0.5},
-            {"step": 3, "loss": 0.3},
-        ],
-        "held_out": [{"step": 2, "kl": 0.4, "nll": 3.5}],
-    }
+    assert training == Training(
+        steps=3,
+        tokens=300,
+        points=[TrainingPoint(1, 0.9), TrainingPoint(2, 0.5), TrainingPoint(3, 0.3)],
+        held_out=[HeldOutPoint(2, kl=0.4, nll=3.5)],
+    )
 
 
 def test_a_long_log_is_thinned_out_and_keeps_its_ends(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [step(i, 1 / i) for i in range(1, 5001)])
     training = read_training_log(log)
     assert training is not None
-    steps = [point["step"] for point in training["points"]]
+    steps = [point.step for point in training.points]
     assert len(steps) == MOST_POINTS
     assert (steps[0], steps[-1]) == (1, 5000)
     assert steps == sorted(set(steps))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from upcycle.checkpoint.manifest import Manifest
 from upcycle.utf8 import strict
 
 CONVERT, TRAIN = "convert", "train"  # stages, as manifests name them
@@ -30,22 +31,17 @@ def is_vocabulary(name: str) -> bool:
     return name in _VOCABULARY
 
 
-def origin_of(manifest: Mapping[str, Any] | None) -> dict[str, str]:
+def origin_of(manifest: Manifest | None) -> dict[str, str]:
     """Hashes of the model that a converted or uptrained folder goes back to, by file name.
 
     Returns:
         Those that `is_of_model`; none where the manifest does not know.
     """
-    source = mapping((manifest or {}).get("source"))
-    stage = (manifest or {}).get("stage")
-    if stage == CONVERT:
-        files = mapping(source.get("files"))
-    elif stage == TRAIN:
-        # Before the origin was noted, the teacher was always the source.
-        files = mapping(source.get("origin", source.get("teacher")))
-    else:
-        files = {}
-    return {name: str(known) for name, known in files.items() if is_of_model(name)}
+    if manifest is None or manifest.stage not in (CONVERT, TRAIN):
+        return {}
+    source = manifest.source
+    files = source.files if manifest.stage == CONVERT else source.origin
+    return {name: known for name, known in files.items() if is_of_model(name)}
 
 
 def other_files(known: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
@@ -93,8 +89,3 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _is_of_hashes(value: Any) -> bool:
     """Whether a value says nothing to people."""
     return "xxh3-128:" in str(value)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """A part of a manifest, which anyone may have written."""
-    return value if isinstance(value, Mapping) else {}

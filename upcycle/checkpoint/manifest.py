@@ -2,13 +2,23 @@
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
 
 from upcycle.errors import CheckpointError
 from upcycle.utf8 import shown, strict, to_json
@@ -20,6 +30,86 @@ _PARTS = ("source", "options", "versions", "result")
 _CHUNK = 1 << 18
 
 
+def _object(value: Any) -> Any:
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {key: str(item) for key, item in _object(value).items()}
+
+
+Lenient = BeforeValidator(_object)  # what is no object says nothing
+Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+# JSON has null where a number is not finite.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+class ManifestPart(BaseModel):
+    """A part of a manifest, which anyone may have written: what is read of it, and all of it.
+
+    Attributes:
+        document: everything that it says, as JSON values.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    document: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        return {**value, "document": value} if isinstance(value, dict) else value
+
+    @model_serializer
+    def _as_read(self) -> dict[str, Any]:
+        return self.document
+
+
+class Source(ManifestPart):
+    """What a folder was made from.
+
+    Attributes:
+        files: hashes of the source's files, of a conversion.
+        origin: hashes of the model that an uptraining goes back to; before they were noted, the
+            teacher was always that model.
+    """
+
+    files: Texts = {}
+    origin: Texts = Field(default={}, validation_alias=AliasChoices("origin", "teacher"))
+
+
+class Result(ManifestPart):
+    """What a folder holds.
+
+    Attributes:
+        files: hashes of its files.
+        weights: hashes of an uptraining's weights.
+        package: hashes of the files of a package that lies beside the folder.
+    """
+
+    files: Texts = {}
+    weights: Texts = {}
+    package: Texts = {}
+
+
+class Manifest(ManifestPart):
+    """What `upcycle.json` tells of its folder; a part that is missing or damaged tells nothing.
+
+    Attributes:
+        stage: "convert", "train", "evaluate", "export" or "report".
+        source: content hashes of the inputs.
+        options: every option that shaped the output, seed included.
+        versions: of upcycle, Python and the libraries that matter for the bytes.
+        result: facts about the output, such as hashes or counts.
+    """
+
+    stage: str
+    source: Annotated[Source, Lenient] = Source()
+    options: Annotated[ManifestPart, Lenient] = ManifestPart()
+    versions: Texts = {}
+    result: Annotated[Result, Lenient] = Result()
+
+
 def write_manifest(
     folder: Path,
     *,
@@ -29,7 +119,9 @@ def write_manifest(
     libraries: Iterable[str],
     result: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write the manifest of one stage and return it. No times, host names or absolute paths.
+    """Write the manifest of one stage and return what is in it.
+
+    It holds no times, host names or absolute paths.
 
     Args:
         folder: where `upcycle.json` goes.
@@ -63,7 +155,7 @@ def versions(libraries: Iterable[str]) -> dict[str, str]:
     }
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder, or None where there is none.
 
     Raises:
@@ -83,7 +175,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     for part in _PARTS:
         if not isinstance(document.get(part, {}), dict):
             raise _damaged(path, f"{part} is no JSON object", part)
-    return document
+    return Manifest.model_validate(document)
 
 
 def _damaged(path: Path, problem: str, key: str | None = None) -> CheckpointError:

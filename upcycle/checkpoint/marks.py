@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME
+from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, Texts
 
 _NAME = "upcycle"
-_DOCUMENTS = (MANIFEST_NAME, "report.json")  # a report has no manifest beside it
+REPORT_NAME = "report.json"
+_DOCUMENTS = (MANIFEST_NAME, REPORT_NAME)  # a report of `eval` has no manifest beside it
 _SPECIFICATION = Path("Data", "com.apple.CoreML", "model.mlmodel")
 # A Core ML package notes the manifest in its specification's metadata, a protobuf map: the key, the
 # length of the value, the value. What follows that is not text.
@@ -43,11 +43,15 @@ def _texts(folder: Path) -> Iterator[str]:
         yield content.decode("utf-8", errors="replace")
 
 
+class _Signed(ManifestPart):
+    """What all documents of ours note: the versions of what made them."""
+
+    versions: Texts
+
+
 def _is_signed(text: str) -> bool:
-    """Whether a text begins with a document of ours: they note the versions of what made them."""
+    """Whether a text begins with a document of ours."""
     try:
-        document: Any = json.JSONDecoder().raw_decode(text)[0]
+        return _NAME in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
     except (ValueError, RecursionError):
         return False
-    versions = document.get("versions") if isinstance(document, dict) else None
-    return isinstance(versions, dict) and _NAME in versions

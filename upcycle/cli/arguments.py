@@ -5,40 +5,13 @@ from typing import Annotated
 
 import typer
 
-from upcycle.byte_sizes import parse_bytes
 from upcycle.kvcache.deployment import BATCHED_TOKENS, BATCHED_TOKENS_LARGE
 from upcycle.planning import Plan
 
 Source = Annotated[
     str, typer.Argument(metavar="SRC", help="A checkpoint folder, Hub cache snapshot or Hub id.")
 ]
-KvHeads = Annotated[int, typer.Option("--kv-heads", help="KV heads to make, g.")]
-Method = Annotated[str, typer.Option("--method", help="How a group becomes one head.")]
-Calibration = Annotated[
-    list[str] | None,
-    typer.Option("--calibration", help="Text: a file, a folder or builtin; may be repeated."),
-]
-CalibrationTokens = Annotated[
-    int,
-    typer.Option("--calibration-tokens", min=1, help="Tokens of it to use, in sequences of 512."),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of methods that draw.")
-]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
-MaxShardSize = Annotated[
-    str | None,
-    typer.Option("--max-shard-size", help="Size of an output file: 5GB …; else the source's."),
-]
-DropExtraAttention = Annotated[
-    bool,
-    typer.Option(
-        "--drop-extra-attention",
-        help="Leave multi-token prediction out, or what else has attention beside the decoder's.",
-    ),
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Computation dtype: float32, bfloat16 …")]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
 KvDtype = Annotated[
     str | None,
@@ -88,8 +61,3 @@ def extra_attention_lines(todo: Plan, how: str) -> list[str]:
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-def shard_bytes(size: str | None) -> int | None:
-    """The bytes that `--max-shard-size` names."""
-    return None if size is None else parse_bytes(size, where="--max-shard-size")

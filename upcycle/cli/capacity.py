@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from upcycle.cli.arguments import BatchedTokens, HtmlFile, KvDtype
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.cache_dtype import asked_dtype
-from upcycle.kvcache.capacity import fit_requests
+from upcycle.kvcache.capacity import Fit, fit_requests
 from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens
 from upcycle.kvcache.devices import Device, device_named, devices
 from upcycle.kvcache.layout import cache_layout, config_of
@@ -23,7 +22,13 @@ from upcycle.kvcache.lengths import parse_lengths
 from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.weights import Weights, bytes_by_dtype, weights_of
-from upcycle.report.capacity_page import milliseconds, name_of, window_lines, write_capacity_page
+from upcycle.report.capacity_page import (
+    Capacity,
+    milliseconds,
+    name_of,
+    window_lines,
+    write_capacity_page,
+)
 
 
 @command(
@@ -110,35 +115,20 @@ def capacity_command(
         batched_tokens=batched_tokens,
     )
     fits = fit_requests(layout, model_weights, deployment, batch=1 if batch is None else batch)
-    timed = devices() if device is None else (device,)
-    document = {
-        "source": source,
-        "num_attention_heads": layout.shape.num_attention_heads,
-        "num_key_value_heads": layout.now.kv_heads,
-        "now": layout.entries.index(layout.now),
-        "num_layers": layout.shape.num_layers,
-        "layers_by_window": {
-            "full" if window is None else str(window): count
-            for window, count in layout.layers_by_window.items()
-        },
-        "chunked": layout.chunked,
-        "state_elements": layout.state_elements,
-        "weight_bytes_by_dtype": by_dtype,
-        "batch": 1 if batch is None else batch,
-        "deployment": {**asdict(deployment), "tokens_wasted": deployment.tokens_wasted},
-        "fits": [asdict(fit) for fit in fits],
-        "without_waste": [fit.kv_heads for fit in fits if fit.stored_once],
-        "devices": [
-            asdict(known)
-            | {"step_seconds": [known.step_seconds(fit.decode_step_bytes, gpus) for fit in fits]}
-            for known in timed
-        ],
-        "recommendation": asdict(recommend(layout, deployment, fits, batch=batch)),
-    }
+    capacity = Capacity(
+        source=source,
+        layout=layout,
+        weight_bytes_by_dtype=by_dtype,
+        batch=1 if batch is None else batch,
+        deployment=deployment,
+        fits=fits,
+        devices=devices() if device is None else (device,),
+        recommendation=recommend(layout, deployment, fits, batch=batch),
+    )
     if html is not None:
-        write_capacity_page(document, html)
-    _show(console, document, deployment, device)
-    return Outcome(document)
+        write_capacity_page(capacity, html)
+    _show(console, capacity, device)
+    return Outcome(capacity.to_dict())
 
 
 def _model(source: str, weights: str | None) -> tuple[Mapping[str, Any], Weights, dict[str, int]]:
@@ -181,81 +171,79 @@ def _longest_context(config: Mapping[str, Any], lengths: Mapping[int, int]) -> i
     return longest
 
 
-def _show(
-    console: Console, document: Mapping[str, Any], deployment: Deployment, device: Device | None
-) -> None:
-    fits, batch = document["fits"], document["batch"]
+def _show(console: Console, capacity: Capacity, device: Device | None) -> None:
+    fits, deployment = capacity.fits, capacity.deployment
     lengths = f"{len(deployment.lengths)} lengths up to " if deployment.lengths else "requests of "
     console.print(
         f"{deployment.gpus} x {format_bytes(deployment.gpu_memory)}, "
         f"tensor parallel {deployment.gpus_per_copy}, {deployment.kv_dtype} cache in blocks of "
         f"{deployment.block}, {lengths}{deployment.context:,} tokens"
     )
-    for line in _facts(document):
+    for line in _facts(capacity):
         console.print(line)
     console.print()
-    timed = [] if device is None else document["devices"]
+    timed = [] if device is None else [device]
     console.table(
         (
             *("KV heads", "kind", "weights", "KV B/token", "cache tokens", "requests", "read/step"),
-            *(f"step on {known['name']}" for known in timed),
+            *(f"step on {known.name}" for known in timed),
         ),
         [
             (
-                _label(fit, index == document["now"]),
-                fit["kind"],
-                format_bytes(fit["weight_bytes"]),
-                f"{fit['kv_bytes_per_token']:,}",
-                f"{fit['cache_tokens']:,}",
-                f"{fit['requests']:,} ({fit['concurrency']:,.1f})",
-                format_bytes(fit["decode_step_bytes"]),
-                *(milliseconds(known["step_seconds"][index]) for known in timed),
+                _label(fit, index == capacity.now),
+                fit.kind,
+                format_bytes(fit.weight_bytes),
+                f"{fit.kv_bytes_per_token:,}",
+                f"{fit.cache_tokens:,}",
+                f"{fit.requests:,} ({fit.concurrency:,.1f})",
+                format_bytes(fit.decode_step_bytes),
+                *(milliseconds(capacity.step_seconds(known, fit)) for known in timed),
             )
             for index, fit in enumerate(fits)
         ],
     )
     console.print()
-    console.print(f"read/step: weights and cache of a decode step with batch {batch}")
+    console.print(f"read/step: weights and cache of a decode step with batch {capacity.batch}")
     if device is not None:
         console.print(
             f"step: reading that at {device.bandwidth / 1e9:,.0f} GB/s on each GPU, a bound that "
             f"no kernel beats ({device.source})"
         )
     for fit in fits:
-        if fit["warning"]:
-            console.print(f"warning: {fit['warning']}")
-    useful = ", ".join(name_of(fit) for fit in fits if fit["stored_once"]) or "none"
+        if fit.warning:
+            console.print(f"warning: {fit.warning}")
+    useful = ", ".join(name_of(fit) for fit in fits if fit.stored_once) or "none"
     console.print(f"stored once on tensor parallel {deployment.gpus_per_copy}: {useful}")
-    best = document["recommendation"]
-    for kv_heads in dict.fromkeys((document["num_key_value_heads"], best["kv_heads"])):
+    layout, best = capacity.layout, capacity.recommendation
+    for kv_heads in dict.fromkeys((layout.now.kv_heads, best.kv_heads)):
         if kv_heads is not None:
-            line = serving_line(document["num_attention_heads"], kv_heads)
+            line = serving_line(layout.shape.num_attention_heads, kv_heads)
             console.print(f"g={kv_heads} {line}")
-    chosen = "" if best["kv_heads"] is None else f"recommended: g={best['kv_heads']} "
-    console.print(f"{chosen}({best['reason']})" if chosen else best["reason"])
+    chosen = "" if best.kv_heads is None else f"recommended: g={best.kv_heads} "
+    console.print(f"{chosen}({best.reason})" if chosen else best.reason)
 
 
-def _label(fit: Mapping[str, Any], now: bool) -> str:
-    name = "latent" if fit["kv_heads"] is None else str(fit["kv_heads"])
+def _label(fit: Fit, now: bool) -> str:
+    name = "latent" if fit.kv_heads is None else str(fit.kv_heads)
     return f"{name} (now)" if now else name
 
 
-def _facts(document: Mapping[str, Any]) -> list[str]:
+def _facts(capacity: Capacity) -> list[str]:
     """What shapes the numbers of this model beside its heads."""
     lines = []
-    wasted = document["deployment"]["tokens_wasted"]
+    wasted = capacity.deployment.tokens_wasted
     if wasted:
         lines.append(f"rounding to whole blocks wastes {wasted:,.1f} tokens a request")
-    lines += window_lines(document)
-    if document["state_elements"]:
+    lines += window_lines(capacity)
+    if capacity.layout.state_elements:
         lines.append(
-            f"layers without attention keep {document['state_elements']:,} elements a request, "
+            f"layers without attention keep {capacity.layout.state_elements:,} elements a request, "
             "however long it is and however many tokens a step has"
         )
-    if document["weight_bytes_by_dtype"]:
-        parts = document["weight_bytes_by_dtype"].items()
+    if capacity.weight_bytes_by_dtype:
+        parts = capacity.weight_bytes_by_dtype.items()
         lines.append("weights: " + ", ".join(f"{name} {format_bytes(n)}" for name, n in parts))
-    if document["deployment"]["lengths"]:
-        worst = [f"{fit['requests_at_context']:,} with {name_of(fit)}" for fit in document["fits"]]
+    if capacity.deployment.lengths:
+        worst = [f"{fit.requests_at_context:,} with {name_of(fit)}" for fit in capacity.fits]
         lines.append(f"requests: on average; if all grow to the context, {', '.join(worst)}")
     return lines

@@ -16,6 +16,7 @@ import typer
 from upcycle import stopping
 from upcycle.cli import is_first_process
 from upcycle.cli.app import HELP, app
+from upcycle.cli.flags import flags_of
 from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
 from upcycle.utf8 import shown, to_json
@@ -86,6 +87,8 @@ class Outcome:
 def command(name: str, *, together: bool = False, **settings: Any) -> Callable[..., Any]:
     """Register a function `(console, ...) -> Outcome` as a subcommand with the shared options.
 
+    A parameter of an options model becomes the flags of its fields, see `flags_of`.
+
     Args:
         name: of the subcommand.
         together: whether the processes that `torchrun` starts share its work; they then end with
@@ -94,27 +97,41 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
     """
 
     def register(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())[1:]
+        models = {p.name: flags for p in own if (flags := flags_of(p)) is not None}
+
         @functools.wraps(function)
-        def run(*, json_: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
+        def run(
+            *, context_: typer.Context, json_: bool, quiet: bool, debug: bool, **arguments: Any
+        ) -> None:
+            def call() -> Outcome:
+                options = {name: flags.take(context_, arguments) for name, flags in models.items()}
+                return function(console, **options, **arguments)
+
             first = is_first_process()
             console = Console(json=json_ and first, quiet=quiet or not first)
             team = _team() if together else None
-            code = _run(console, debug, lambda: function(console, **arguments), team)
+            code = _run(console, debug, call, team)
             raise typer.Exit(code if team is None else team.end(code))
 
-        signature = inspect.signature(function)
-        own = list(signature.parameters.values())[1:]
-        shared = [
-            inspect.Parameter(
-                option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind
-            )
-            for option, kind in (
-                ("json_", JsonOption),
-                ("quiet", QuietOption),
-                ("debug", DebugOption),
-            )
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("context_", keyword, annotation=typer.Context),
+            *(
+                each.replace(kind=keyword)
+                for p in own
+                for each in (models[p.name].parameters() if p.name in models else [p])
+            ),
+            *(
+                inspect.Parameter(option, keyword, default=False, annotation=kind)
+                for option, kind in (
+                    ("json_", JsonOption),
+                    ("quiet", QuietOption),
+                    ("debug", DebugOption),
+                )
+            ),
         ]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=parameters, return_annotation=None
         )

@@ -2,31 +2,22 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from upcycle import stopping
-from upcycle.cli.arguments import (
-    Calibration,
-    CalibrationTokens,
-    Device,
-    DropExtraAttention,
-    KvHeads,
-    MaxShardSize,
-    Output,
-    Overwrite,
-    Seed,
-    Source,
-    extra_attention_lines,
-    shard_bytes,
-)
+from upcycle.cli.arguments import Output, Overwrite, Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.cli.flags import Explained
 from upcycle.errors import warn
-from upcycle.heads.methods import get_method
+from upcycle.heads.methods import get_method, method_help
 from upcycle.kvcache.parallel import serving_line
+from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Copy
+
+if TYPE_CHECKING:
+    from upcycle.conversion.measured import MeasuredLayer
 
 
 @command("convert", epilog="Example: upcycle convert recipes/demo-source out --kv-heads 2")
@@ -34,50 +25,17 @@ def convert_command(
     console: Console,
     source: Source,
     output: Output,
-    kv_heads: KvHeads,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", help="mean, or lowrank with --calibration; see the README."),
-    ] = None,
-    calibration: Calibration = None,
-    calibration_tokens: CalibrationTokens = 32_768,
-    refine: Annotated[
-        int, typer.Option("--refine", min=0, help="Steps that fit each layer to the source's.")
-    ] = 0,
-    grouping: Annotated[
-        str, typer.Option("--grouping", help="contiguous, or search for the best partners.")
-    ] = "contiguous",
-    device: Device = "auto",
-    seed: Seed = 0,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="How a model that changes its class is stored: float16 …"),
-    ] = None,
-    max_shard_size: MaxShardSize = None,
-    allow_nonfinite: Annotated[
-        bool,
-        typer.Option(
-            "--allow-nonfinite", help="Merge NaN and infinity too; not with --calibration."
-        ),
-    ] = False,
-    drop_extra_attention: DropExtraAttention = False,
+    options: Annotated[ConvertOptions, Explained("method", method_help())],
     overwrite: Overwrite = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")
     ] = False,
-    sha256: Annotated[
-        bool, typer.Option("--sha256", help="Also record SHA-256 of the source's weights.")
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 1 for tensors that the class has not so, or an auto_map."
-        ),
-    ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
+    from upcycle.checkpoint.manifest import Manifest
     from upcycle.checkpoint.staging import staging_folder
-    from upcycle.conversion.convert import convert
+    from upcycle.conversion.convert import convert, extra_method
+    from upcycle.conversion.measured import measured_layers
 
     def how_to_go_on() -> str:
         if not staging_folder(output).exists():
@@ -87,27 +45,8 @@ def convert_command(
 
     stopping.advise(how_to_go_on, resumable=True)
     with console.progress() as watch:
-        result = convert(
-            source,
-            output,
-            kv_heads=kv_heads,
-            method=method,
-            calibration=calibration or (),
-            calibration_tokens=calibration_tokens,
-            refine=refine,
-            grouping=grouping,
-            device=device,
-            seed=seed,
-            dtype=dtype,
-            max_shard_size=shard_bytes(max_shard_size),
-            allow_nonfinite=allow_nonfinite,
-            drop_extra_attention=drop_extra_attention,
-            overwrite=overwrite,
-            resume=resume,
-            sha256=sha256,
-            strict=strict,
-            watch=watch,
-        )
+        result = convert(source, output, options, overwrite=overwrite, resume=resume, watch=watch)
+    kv_heads = options.kv_heads
     before = result.plan.source_shape.num_key_value_heads
     console.print(
         f"{output}: {before} → {kv_heads} KV heads in {result.plan.source_shape.num_layers} "
@@ -120,13 +59,14 @@ def convert_command(
         )
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
-    for line in extra_attention_lines(result.plan, _how(result.manifest)):
+    how = _how(extra_method(result.plan), calibrated=bool(options.calibration))
+    for line in extra_attention_lines(result.plan, how):
         console.print(line)
     for line in result.left_behind_lines:
         console.print(line)
     console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
-    _show_layers(console, result.manifest["result"]["layers"])
-    console.print(_advice(before, kv_heads, result.plan.method, refine))
+    _show_layers(console, measured_layers(Manifest.model_validate(result.manifest)))
+    console.print(_advice(before, kv_heads, result.plan.method, options.refine))
     for warning in result.plan.warnings:
         warn(warning)
     return Outcome(
@@ -140,31 +80,29 @@ def convert_command(
     )
 
 
-def _how(manifest: Mapping[str, Any]) -> str:
+def _how(method: str, *, calibrated: bool) -> str:
     """How extra attention was merged."""
-    options, record = manifest["options"], manifest["result"]["extra_attention"]
-    method = record[0]["method"] if record else ""
-    if not options["calibration"]:
+    if not calibrated:
         return f"merged by {method}"
     return f"merged by {method} from weights alone, since transformers cannot run it on text"
 
 
-def _show_layers(console: Console, layers: list[dict[str, Any]]) -> None:
+def _show_layers(console: Console, layers: "list[MeasuredLayer]") -> None:
     """What calibration measured of each layer, and what it did."""
     if not layers:
         return
     rows = []
     for layer in layers:
-        refined = layer["refinement"]
-        error = f"{refined['before']:.1%} → {refined['after']:.1%}" if refined else "not refined"
+        refined, lost = layer.refinement, layer.residual
+        error = f"{refined.before:.1%} → {refined.after:.1%}" if refined else "not refined"
         rows.append(
             [
-                str(layer["layer"]),
-                f"{layer['residual']['keys']:.1%}",
-                f"{layer['residual']['values']:.1%}",
+                str(layer.layer),
+                f"{lost.keys:.1%}",
+                f"{lost.values:.1%}",
                 error,
-                layer["keys"],
-                layer["values"],
+                layer.keys,
+                layer.values,
             ]
         )
     console.table(["layer", "K lost", "V lost", "held-out error", "keys", "values"], rows)

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from upcycle.byte_sizes import parse_bytes
-from upcycle.cli.arguments import Calibration, Overwrite, Source
+from upcycle.cli.arguments import Overwrite, Source
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError
-from upcycle.options.attention_forms import FORMS_HELP, QFOLD
+from upcycle.options.export import DEFAULTS, ExportOptions
 
 if TYPE_CHECKING:
     from upcycle.export.quantize.preparation import Prepared
@@ -28,100 +27,38 @@ def export_command(
             "--chunk-size a folder.",
         ),
     ],
-    context: Annotated[
-        int, typer.Option("--context", help="Positions that the KV cache holds, a multiple of 32.")
-    ] = 512,
-    prefill: Annotated[
-        int | None,
-        typer.Option(
-            "--prefill",
-            help="Tokens per call of a second function, such as 64; less than the context.",
-        ),
-    ] = None,
-    attention: Annotated[
-        str,
-        typer.Option("--attention", help=FORMS_HELP),
-    ] = QFOLD.name,
-    kv_cache: Annotated[
-        str,
-        typer.Option(
-            "--kv-cache",
-            help="state keeps K and V in Core ML states; read-only has them in and out.",
-        ),
-    ] = "state",
-    conv: Annotated[
-        bool, typer.Option("--conv", help="Make linear layers 1x1 convolutions.")
-    ] = False,
-    split_head: Annotated[
-        int,
-        typer.Option("--split-head", help="Parts that the output head is split into, up to 64."),
-    ] = 1,
-    argmax: Annotated[
-        bool, typer.Option("--argmax", help="Give the likeliest next token beside the logits.")
-    ] = False,
-    quantize: Annotated[
-        str | None,
-        typer.Option(
-            "--quantize",
-            help="int8, int4, lut4, lut6, lut8, mixed, top8, top12, or a YAML file; else fp16.",
-        ),
-    ] = None,
-    untie: Annotated[
-        bool,
-        typer.Option(
-            "--untie",
-            help="With --quantize: give a tied output matrix a scheme of its own, as in mixed.",
-        ),
-    ] = False,
-    chunk_size: Annotated[
-        str | None,
-        typer.Option(
-            "--chunk-size",
-            help="Cut the layers into packages with at most so much of weights each, such as 1GB, "
-            "in a folder OUT.",
-        ),
-    ] = None,
-    calibration: Calibration = None,
+    options: ExportOptions = DEFAULTS,
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Export SRC as a program of Core ML (iOS 18) or Core AI that decodes token by token."""
     from upcycle.export.coreai.exporting import SUFFIX, export_coreai
     from upcycle.export.coreml import export_coreml
-    from upcycle.export.options import ExportOptions
     from upcycle.export.risks import device_notes
 
-    options = ExportOptions(
-        context, prefill, attention, kv_cache, conv, split_head, argmax, quantize, untie,
-        None if chunk_size is None else parse_bytes(chunk_size, where="--chunk-size"),
-    )  # fmt: skip
-    if calibration and quantize is None:
+    if options.quantize is None and "calibration" in options.model_fields_set:
         raise ExportError(
             "there is nothing to calibrate without quantised weights",
             where="--calibration",
             fix="pass --quantize too, or leave --calibration away",
         )
-    common: dict[str, Any] = {"options": options, "overwrite": overwrite}
+    export = export_coreai if output.suffix == SUFFIX else export_coreml
     with console.progress() as watch:
-        if output.suffix == SUFFIX:
-            result = export_coreai(source, output, **common, watch=watch)
-        else:
-            if calibration:
-                common["calibration"] = calibration
-            result = export_coreml(source, output, **common, watch=watch)
+        result = export(source, output, options, overwrite=overwrite, watch=watch)
     function = result.function
     kv_tiles = [tile for tile in function.tiles if tile.of_kv]
     kv_tile_bytes = sum(tile.nbytes for tile in kv_tiles)
     shape = result.shape
     head_dims = shape.head_dim + shape.value_head_dim
-    cache = shape.num_layers * shape.num_key_value_heads * head_dims * context * 2  # fp16
+    cache = shape.num_layers * shape.num_key_value_heads * head_dims * options.context * 2  # fp16
     console.print(
         f"{output}: {function.histogram.total():,} operations, {len(kv_tiles)} copies of K and V "
-        f"({format_bytes(kv_tile_bytes)}), {format_bytes(cache)} of KV cache for {context} tokens"
+        f"({format_bytes(kv_tile_bytes)}), {format_bytes(cache)} of KV cache for "
+        f"{options.context} tokens"
     )
     for chunk in result.manifest["result"].get("chunks", ()):
         _show_chunk(console, chunk)
-    if prefill is not None:
-        console.print(f"the function `prefill` takes {prefill} tokens per call")
+    if options.prefill is not None:
+        console.print(f"the function `prefill` takes {options.prefill} tokens per call")
     if result.quantization is not None:
         _show_quantization(console, result.quantization)
     notes = device_notes(result, core_ai=output.suffix == SUFFIX)
@@ -133,7 +70,8 @@ def export_command(
     return Outcome(
         {
             "output": str(output),
-            **asdict(result.options),
+            **options.noted(),
+            "quantize": options.quantize,
             "decoder": asdict(shape),
             "operations": function.histogram.total(),
             "kv_tiles": len(kv_tiles),

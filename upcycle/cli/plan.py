@@ -1,42 +1,36 @@
 """`upcycle plan`: what a conversion would do, before any weight is read."""
 
-from upcycle.cli.arguments import (
-    DropExtraAttention,
-    KvHeads,
-    MaxShardSize,
-    Method,
-    Seed,
-    Source,
-    extra_attention_lines,
-    shard_bytes,
-)
+from typing import Annotated
+
+from upcycle.cli.arguments import Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.cli.flags import Only
 from upcycle.errors import warn
 from upcycle.heads.methods import get_method
 from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import nothing_to_merge
+from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Attention, plan
+
+_PLANNED = Only(("kv_heads", "method", "seed", "max_shard_size", "drop_extra_attention"))
 
 
 @command("plan", epilog="Example: upcycle plan recipes/demo-source --kv-heads 2")
 def plan_command(
     console: Console,
     source: Source,
-    kv_heads: KvHeads,
-    method: Method = "mean",
-    seed: Seed = 0,
-    max_shard_size: MaxShardSize = None,
-    drop_extra_attention: DropExtraAttention = False,
+    options: Annotated[ConvertOptions, _PLANNED],
 ) -> Outcome:
     """List every tensor operation, sizes and peak memory before any weight is read."""
     todo = plan(
         source,
-        kv_heads=kv_heads,
-        method=method,
-        seed=seed,
-        max_shard_size=shard_bytes(max_shard_size),
-        drop_extra_attention=drop_extra_attention,
+        kv_heads=options.kv_heads,
+        method=options.method or "mean",
+        seed=options.seed,
+        max_shard_size=options.max_shard_size,
+        drop_extra_attention=options.drop_extra_attention,
     )
+    kv_heads = options.kv_heads
     rows = []
     for shard in todo.shards:
         for operation in shard.operations:
@@ -71,7 +65,7 @@ def plan_command(
     for line in extra_attention_lines(todo, "merged like one of them"):
         console.print(line)
     if kv_heads < shape.num_key_value_heads:
-        chosen = get_method(method)
+        chosen = get_method(todo.method)
         console.print(f"{chosen.name}: {chosen.does or 'of another package'} ({chosen.reference})")
     console.print(serving_line(shape.num_attention_heads, kv_heads))
     for warning in todo.warnings:

@@ -1,9 +1,13 @@
 """`upcycle predict`: what each number of KV heads would cost, before converting."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from upcycle.cli.arguments import Calibration, CalibrationTokens, Device, Seed, Source
+from upcycle.cli.arguments import Source
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.flags import Only
+from upcycle.options.base import BUILTIN
+from upcycle.options.convert import MergeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,28 +19,18 @@ if TYPE_CHECKING:
 def predict_command(
     console: Console,
     source: Source,
-    calibration: Calibration = None,
-    calibration_tokens: CalibrationTokens = 16384,
-    seed: Seed = 0,
-    device: Device = "auto",
+    options: Annotated[
+        MergeOptions, Only(("calibration", "calibration_tokens", "seed", "device"))
+    ] = MergeOptions(calibration=(Path(BUILTIN),), calibration_tokens=16_384),
 ) -> Outcome:
     """Show how much of each layer's keys and values no smaller number of KV heads can carry.
 
     Reads the weights, one layer at a time.
     """
     from upcycle.conversion.predict import predict
-    from upcycle.options.base import BUILTIN
 
-    texts = calibration or [BUILTIN]
     with console.progress() as watch:
-        prediction = predict(
-            source,
-            calibration=texts,
-            tokens=calibration_tokens,
-            seed=seed,
-            device=device,
-            watch=watch,
-        )
+        prediction = predict(source, options, watch=watch)
     outcome = Outcome({"source": source, **prediction.to_dict()})
     if not prediction.kv_heads:
         console.print(f"{source}: already multi-query: nothing to merge")
@@ -47,7 +41,7 @@ def predict_command(
     means = _cells({g: prediction.mean(g) for g in prediction.kv_heads})
     console.print(
         f"{source}: energy of keys and values that is lost, on {prediction.tokens:,} tokens of "
-        f"{', '.join(map(str, texts))}"
+        f"{', '.join(map(str, options.calibration))}"
     )
     console.table(header, [*rows, ["mean", *means]])
     console.print(

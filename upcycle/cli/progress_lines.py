@@ -8,16 +8,15 @@ from contextlib import contextmanager
 
 from upcycle.progress import Progress, Watcher
 
-FIRST, EVERY = 10.0, 30.0  # seconds until the first line, and between two
+EVERY = 30.0  # seconds until the first line, and between two
 
 
 @contextmanager
-def progress_lines(first: float = FIRST, every: float = EVERY) -> Iterator[Watcher]:
+def progress_lines(every: float = EVERY) -> Iterator[Watcher]:
     """A watcher of which stderr tells at times, also while a long step reports nothing.
 
     Args:
-        first: seconds until the first line; shorter work has none.
-        every: seconds between two lines.
+        every: seconds until the first line, and between two; shorter work has none.
     """
     began = time.monotonic()
     seen: dict[str, tuple[Progress, float]] = {}  # the latest of each task, and when it began
@@ -28,9 +27,7 @@ def progress_lines(first: float = FIRST, every: float = EVERY) -> Iterator[Watch
         seen[progress.task] = progress, since
 
     def tell() -> None:
-        wait = first
-        while not done.wait(wait):
-            wait = every
+        while not done.wait(every):
             if seen:
                 latest, since = list(seen.values())[-1]
                 line = line_of(latest, since=since, began=began, now=time.monotonic())

@@ -64,7 +64,8 @@ def run_recipe(
 
     from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
-    from upcycle.pipeline.runner import join
+    from upcycle.pipeline.training import join
+    from upcycle.report.render import HTML_NAME
     from upcycle.training.team import team
 
     crew = team()
@@ -91,8 +92,8 @@ def run_recipe(
             announce=announce,
             note=note,
         )
-    print_comparison(console, result.report["comparison"], result.report["warnings"])
-    console.print(f"report   {result.layout.report / 'report.html'}")
+    print_comparison(console, result.report.comparison, result.report.warnings)
+    console.print(f"report   {result.layout.report / HTML_NAME}")
     if result.package is not None:
         console.print(f"package  {result.package}")
     return Outcome(
@@ -100,7 +101,7 @@ def run_recipe(
             "output": str(result.layout.output),
             "skipped": list(result.skipped),
             "notes": notes,
-            "report": dict(result.report),
+            "report": result.report.to_dict(),
         },
         passed=result.passed,
     )

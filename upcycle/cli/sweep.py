@@ -1,30 +1,26 @@
 """`upcycle sweep`: what each number of KV heads saves, and how far it moves the outputs."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from upcycle.checkpoint.staging import check_place
-from upcycle.cli.arguments import (
-    Calibration,
-    CalibrationTokens,
-    Device,
-    DropExtraAttention,
-    Dtype,
-    HtmlFile,
-    KvDtype,
-    Method,
-    Seed,
-    Source,
-)
+from upcycle.cli.arguments import HtmlFile, KvDtype, Source
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.flags import Only
 from upcycle.errors import PlanError
 from upcycle.kvcache.cache_dtype import asked_dtype
 from upcycle.kvcache.layout import config_of
+from upcycle.options.convert import MergeOptions
+from upcycle.options.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
-    from upcycle.pipeline.sweep import DriftSweep
+    from upcycle.evaluation.drift import DriftSweep
+
+_READ = Only(("text", "max_tokens", "sequence_length", "device", "dtype"))
+_MERGED = Only(("method", "calibration", "calibration_tokens", "seed", "drop_extra_attention"))
 
 
 @command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")
@@ -35,23 +31,8 @@ def sweep_command(
         str | None,
         typer.Option("--kv-heads", help="Such as 8,4,2,1. [default: all up to the model's own]"),
     ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option("--text", help="Text to read: .txt, .jsonl, .parquet; may be repeated."),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")
-    ] = 4096,
-    sequence_length: Annotated[
-        int, typer.Option("--sequence-length", min=2, help="Tokens per window.")
-    ] = 512,
-    method: Method | None = None,
-    calibration: Calibration = None,
-    calibration_tokens: CalibrationTokens = 32_768,
-    seed: Seed = 0,
-    drop_extra_attention: DropExtraAttention = False,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
+    reading: Annotated[EvaluateOptions, _READ] = EvaluateOptions(max_tokens=4096),
+    merging: Annotated[MergeOptions, _MERGED] = MergeOptions(),
     kv_dtype: KvDtype = "bf16",
     html: HtmlFile = None,
 ) -> Outcome:
@@ -62,33 +43,18 @@ def sweep_command(
     heads = _numbers(kv_heads)
     cached = asked_dtype("bf16" if kv_dtype is None else kv_dtype, lambda: config_of(source)).name
     if html is not None:
-        check_place(html, [Path(source), *(text or ()), *map(Path, calibration or ())])
+        check_place(html, [Path(source), *reading.text, *merging.calibration])
 
     from upcycle.pipeline.sweep import sweep_kv_heads
 
     with console.progress() as watch:
-        sweep = sweep_kv_heads(
-            source,
-            kv_heads=heads,
-            text=text or (),
-            max_tokens=max_tokens,
-            sequence_length=sequence_length,
-            method=method,
-            calibration=calibration or (),
-            calibration_tokens=calibration_tokens,
-            seed=seed,
-            drop_extra_attention=drop_extra_attention,
-            device=device,
-            dtype=dtype,
-            watch=watch,
-        )
-    document = _document(source, cached, sweep)
+        sweep = sweep_kv_heads(source, merging, reading, kv_heads=heads, watch=watch)
     if html is not None:
         from upcycle.report.sweep_page import write_sweep_page
 
-        write_sweep_page(document, html)
-    _show(console, document)
-    return Outcome(document)
+        write_sweep_page(sweep, html, source=source, kv_dtype=cached)
+    _show(console, source, sweep, cached)
+    return Outcome({"source": source, "kv_dtype": cached, **asdict(sweep)})
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -102,31 +68,25 @@ def _numbers(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _document(source: str, kv_dtype: str, sweep: "DriftSweep") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"source": source, "kv_dtype": kv_dtype, **asdict(sweep)}
-
-
-def _show(console: Console, document: dict[str, Any]) -> None:
+def _show(console: Console, source: str, sweep: "DriftSweep", kv_dtype: str) -> None:
     from upcycle.report.sweep_page import DRIFT_NOTE, identical_line, layer_rows, overview_rows
 
-    text = document["text"]
-    kind = "the packaged held-out text" if text["packaged"] else ", ".join(text["files"])
+    text = sweep.text
+    kind = "the packaged held-out text" if text.packaged else ", ".join(text.files)
     console.print(
-        f"{document['source']}: {document['method']}, {text['tokens']:,} tokens of {kind}, "
-        f"{document['dtype']} on {document['device']}"
+        f"{source}: {sweep.method}, {text.tokens:,} tokens of {kind}, "
+        f"{sweep.dtype} on {sweep.device}"
     )
-    if losses := text.get("losses"):
-        console.print(f"not all of the text was used: {losses}")
-    header, *rows = overview_rows(document)
+    if text.losses:
+        console.print(f"not all of the text was used: {text.losses}")
+    header, *rows = overview_rows(sweep, kv_dtype)
     console.table(header, rows)
     console.print()
     console.print("hidden state after each layer, RMS of the difference relative to the source's")
-    header, *rows = layer_rows(document)
+    header, *rows = layer_rows(sweep)
     console.table(header, rows)
     console.print()
-    for line in (document["nothing_to_merge"], identical_line(document)):
+    for line in (sweep.nothing_to_merge, identical_line(sweep)):
         if line:
             console.print(line)
     console.print(DRIFT_NOTE)

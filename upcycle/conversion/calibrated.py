@@ -111,11 +111,19 @@ class CalibratedConversion:
             self._hidden["converted"] = self._hidden["source"].clone()
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """The next layer, and the hidden states that it gets: all that the rest depends on."""
+        """The next layer, and the hidden states [rows, T, D] that it gets.
+
+        All that the rest depends on, by the model that they are of.
+        """
         return self._next, self._hidden
 
     def restore(self, next_layer: int, hidden: Mapping[str, Tensor]) -> None:
-        """Go on from a `state` of the same conversion."""
+        """Go on from a `state` of the same conversion.
+
+        Args:
+            next_layer: the first that is still to be merged.
+            hidden: [rows, T, D] by model.
+        """
         self._next = next_layer
         self._hidden = dict(hidden)
 

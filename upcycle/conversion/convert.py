@@ -1,6 +1,6 @@
 """Carry out a plan: make a whole converted folder from a source."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,13 @@ from upcycle.checkpoint.remote_code import code_notice
 from upcycle.checkpoint.sidecars import copy_sidecars, edit_config
 from upcycle.checkpoint.staging import check_output, clear, staged
 from upcycle.checkpoint.writer import write_index
-from upcycle.conversion.calibration_options import CALIBRATION_TOKENS, Calibration
+from upcycle.conversion.calibration import (
+    check_options,
+    check_order,
+    merge_layers,
+    text_hashes,
+    text_rows,
+)
 from upcycle.conversion.class_check import class_checked
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
@@ -32,6 +38,7 @@ from upcycle.families import family_in
 from upcycle.families.extra_attention import old_heads
 from upcycle.families.retargets.view import retargeted
 from upcycle.heads.methods import get_method
+from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Plan, plan
 from upcycle.progress import Watcher, ignore
 
@@ -71,26 +78,13 @@ class ConversionResult:
 def convert(
     source: str | Path,
     output: str | Path,
+    options: ConvertOptions,
     *,
-    kv_heads: int,
-    method: str | None = None,
-    calibration: Sequence[str | Path] = (),
-    calibration_tokens: int = CALIBRATION_TOKENS,
-    refine: int = 0,
-    grouping: str = "contiguous",
-    device: str = "auto",
-    seed: int = 0,
-    dtype: str | None = None,
-    max_shard_size: int | None = None,
-    allow_nonfinite: bool = False,
-    drop_extra_attention: bool = False,
     overwrite: bool = False,
     resume: bool = False,
-    sha256: bool = False,
-    strict: bool = False,
     watch: Watcher = ignore,
 ) -> ConversionResult:
-    """Convert a checkpoint to `kv_heads` KV heads.
+    """Convert a checkpoint to another number of KV heads.
 
     The output folder appears whole or not at all. Only attention is decoded; every other tensor
     is copied as bytes and compared after writing, and `config.json` changes in the keys of the
@@ -100,25 +94,10 @@ def convert(
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
         output: the folder to make.
-        kv_heads: g, see `plan`.
-        method: how a group of KV heads becomes one; `mean`, or `lowrank` with calibration.
-        calibration: files of text to measure on, "builtin" for the package's own.
-        calibration_tokens: how many tokens of it.
-        refine: optimiser steps that fit each layer's new attention to the source's on that text.
-        grouping: "contiguous", or "search" for the heads that lose least together.
-        device: where layers are measured and refined.
-        seed: for methods that draw, the choice of text and the order of refinement.
-        dtype: what a model that changes its class is stored as, see `retargeted`.
-        max_shard_size: the most bytes of tensors in a file; None keeps the source's files.
-        allow_nonfinite: merge NaN and infinity instead of refusing them.
-        drop_extra_attention: leave out multi-token prediction and whatever else has attention
-            outside the decoder's layers, instead of merging it like one of them.
+        options: how heads are merged, and how the result is stored.
         overwrite: replace an existing output.
         resume: take over the files that an interrupted run of the same conversion finished, once
             they and their sources are hashed again; what this run finishes stays if it fails.
-        sha256: also record SHA-256 of the source's weights in the manifest.
-        strict: refuse names and shapes that the class has not so, and code of its own, before
-            anything is written; without it they are warned of.
         watch: told the bytes that are done, from any thread, one call at a time.
 
     Raises:
@@ -126,8 +105,8 @@ def convert(
             not finite.
         FamilyError: the source has no KV heads that can be merged.
         DeviceError: this machine lacks the device.
-        PlanError: `kv_heads`, `method`, `grouping`, `dtype` or `max_shard_size` is not possible, or
-            something needs calibration text and there is none.
+        PlanError: `kv_heads`, `method`, `dtype` or `max_shard_size` is not possible, or something
+            needs calibration text and there is none.
         DataError: the text cannot be read, or there is too little of it.
         OutputError: the output exists, lies inside the source, or cannot be written; or the run to
             resume was of another conversion.
@@ -137,19 +116,9 @@ def convert(
     opened = Checkpoint.open(source)
     check_output(output, overwrite=overwrite, inputs=[opened.folder])
     check_files(opened.folder)
-    text = Calibration(calibration, calibration_tokens, refine, grouping, device)
-    method = text.method(method)
-    with unsaid(code_notice(opened.config) if strict else None):
-        checkpoint = retargeted(opened, dtype)
-        todo = plan(
-            checkpoint,
-            kv_heads=kv_heads,
-            method=method,
-            seed=seed,
-            max_shard_size=max_shard_size,
-            drop_extra_attention=drop_extra_attention,
-        )
-    text.check(todo)
+    check_options(options)
+    with unsaid(code_notice(opened.config) if options.strict else None):
+        checkpoint, todo = _planned(opened, options)
     config = edit_config(
         checkpoint.config_text,
         todo.config_edits,
@@ -157,32 +126,22 @@ def convert(
         where=checkpoint.folder / CONFIG_FILE,
         removed=todo.config_removed,
     )
-    options = {
-        "kv_heads": kv_heads,
-        "method": method,
-        **text.options,
-        "seed": seed,
-        "dtype": dtype,
-        "max_shard_size": max_shard_size,
-        "allow_nonfinite": allow_nonfinite,
-        "drop_extra_attention": drop_extra_attention,
-    }
     with (
-        class_checked(checkpoint, strict=strict, slow=bool(calibration)) as check,
+        class_checked(checkpoint, strict=options.strict, slow=bool(options.calibration)) as check,
         staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder,
     ):
-        rows = text.rows(checkpoint, todo)
-        texts = {} if rows is None else {"text": text.hashes()}
+        rows = text_rows(options, checkpoint, todo)
+        texts = {} if rows is None else {"text": text_hashes(options)}
         read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
-        request = _request(opened, todo, {**options, **read})
+        request = _request(opened, todo, {**options.noted(), **read})
         journal = Journal(folder, request, resume=resume)
         clear(folder, keep={JOURNAL_NAME, STORE_NAME, *journal.finished})
-        merger: Merger = LayerMerger(checkpoint, todo, allow_nonfinite=allow_nonfinite)
+        merger: Merger = LayerMerger(checkpoint, todo, allow_nonfinite=options.allow_nonfinite)
         layers: list[dict[str, Any]] = []
         if rows is not None:
             weights = {h.path.name: hash_file(h.path) for h in opened.headers}
             store = LayerStore(folder, weights)
-            layers = text.merge(checkpoint, todo, rows, store, watch)
+            layers = merge_layers(options, checkpoint, todo, rows, store, watch)
             merger = StoredLayers(store, checkpoint, todo)
         work = ShardWork(checkpoint, todo, folder, journal, merger, watch=watch)
         work.run()
@@ -206,12 +165,12 @@ def convert(
         manifest = write_manifest(
             folder,
             stage="convert",
-            source={**_source_record(opened, work.source_hashes, sha256), **read, **texts},
-            options=options,
+            source={**_source_record(opened, work.source_hashes, options.sha256), **read, **texts},
+            options=options.noted(),
             libraries=LIBRARIES,
             result={
                 "files": hash_folder(folder, known=work.output_hashes),
-                "method_reference": get_method(method).reference,
+                "method_reference": get_method(todo.method).reference,
                 "layers": layers,
                 "extra_attention": _extra_record(todo),
                 **misfit,
@@ -221,18 +180,7 @@ def convert(
     return ConversionResult(todo, manifest, left_behind, work.resumed, warnings)
 
 
-def check_request(
-    source: str | Path,
-    *,
-    kv_heads: int,
-    method: str | None = None,
-    calibration: Sequence[str | Path] = (),
-    calibration_tokens: int = CALIBRATION_TOKENS,
-    refine: int = 0,
-    grouping: str = "contiguous",
-    seed: int = 0,
-    drop_extra_attention: bool = False,
-) -> Plan:
+def check_request(source: str | Path, options: ConvertOptions) -> Plan:
     """Refuse what `convert` would refuse, but for what it finds in weights and text.
 
     Returns:
@@ -241,27 +189,41 @@ def check_request(
     Raises:
         CheckpointError: the source is damaged or contradicts itself.
         FamilyError: the source has no KV heads that can be merged.
-        PlanError: `kv_heads` or `method` is not possible, or there is no text where it is needed.
+        DeviceError: this machine lacks the device.
+        PlanError: an option is not possible, or there is no text where it is needed.
     """
     opened = Checkpoint.describe(source)
     check_files(opened.folder)
-    text = Calibration(calibration, calibration_tokens, refine, grouping)
+    check_options(options)
+    return _planned(opened, options)[1]
+
+
+def _planned(opened: Checkpoint, options: ConvertOptions) -> tuple[Checkpoint, Plan]:
+    """The source as the class that the output has, and what is done to it."""
+    checkpoint = retargeted(opened, options.dtype)
     todo = plan(
-        opened,
-        kv_heads=kv_heads,
-        method=text.method(method),
-        seed=seed,
-        drop_extra_attention=drop_extra_attention,
+        checkpoint,
+        kv_heads=options.kv_heads,
+        method=options.method_name,
+        seed=options.seed,
+        max_shard_size=options.max_shard_size,
+        drop_extra_attention=options.drop_extra_attention,
     )
-    text.check(todo)
-    return todo
+    check_order(options, todo)
+    return checkpoint, todo
+
+
+def extra_method(todo: Plan) -> str:
+    """What becomes of attention outside the decoder's layers that is kept."""
+    now = todo.source_shape.num_key_value_heads
+    if todo.num_key_value_heads >= now:
+        return "copy" if todo.num_key_value_heads == now else "repeat"
+    return by_weights_alone(todo).method
 
 
 def _extra_record(todo: Plan) -> list[dict[str, Any]]:
     """What became of each attention outside the decoder's layers."""
-    done, now = by_weights_alone(todo).method, todo.source_shape.num_key_value_heads
-    if todo.num_key_value_heads >= now:
-        done = "copy" if todo.num_key_value_heads == now else "repeat"
+    done = extra_method(todo)
     made = [*((extra, done) for extra in todo.extra), *((extra, "drop") for extra in todo.dropped)]
     return [{"module": e.module, "layer": e.layer, "method": method} for e, method in made]
 

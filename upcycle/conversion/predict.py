@@ -1,6 +1,5 @@
 """What each number of KV heads would cost, layer by layer, before converting."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from upcycle.families.retargets.view import retargeted
 from upcycle.heads.residuals import LayerResiduals, Residual
 from upcycle.models.calibration_text import calibration_rows
 from upcycle.models.loading import choose_device
+from upcycle.options.convert import MergeOptions
 from upcycle.planning import planned_sizes
 from upcycle.progress import Watcher, ignore
 
@@ -58,12 +58,9 @@ class Prediction:
 
 def predict(
     source: str | Path,
+    options: MergeOptions,
     *,
-    calibration: Sequence[str | Path],
-    tokens: int,
     sequence_length: int = 512,
-    seed: int = 0,
-    device: str = "auto",
     watch: Watcher = ignore,
 ) -> Prediction:
     """Measure on text what merging to each number of KV heads would lose, with one layer in memory.
@@ -75,11 +72,8 @@ def predict(
 
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
-        calibration: files of text; "builtin" is the text of the package.
-        tokens: how many tokens of it.
+        options: their calibration text, number of tokens, seed and device count.
         sequence_length: of a row.
-        seed: of the drawing of rows.
-        device: where layers run.
         watch: told the layers that are done.
 
     Raises:
@@ -88,7 +82,7 @@ def predict(
         FamilyError: the attention of the source is not supported.
         DataError: the text cannot be read, or there is too little of it.
     """
-    place = choose_device(device)
+    place = choose_device(options.device)
     checkpoint = retargeted(Checkpoint.open(source))
     shape = shape_in(checkpoint)
     planned_sizes(checkpoint)  # checks every attention tensor
@@ -96,7 +90,11 @@ def predict(
     if not choices:
         return Prediction(0, (), ())
     rows = calibration_rows(
-        checkpoint, calibration, tokens=tokens, sequence_length=sequence_length, seed=seed
+        checkpoint,
+        options.calibration,
+        tokens=options.calibration_tokens,
+        sequence_length=sequence_length,
+        seed=options.seed,
     )
     stream = LayerStream(checkpoint, rows.shape[1], device=place)
     layers = []

@@ -50,7 +50,7 @@ class Lesson:
         return self.rows(slice(held_out, None)), self.rows(slice(held_out))
 
     def rows(self, chosen: "slice | Tensor") -> "Lesson":
-        """Some of the rows."""
+        """Some of the rows, by a slice or by their numbers [n]."""
         return Lesson(self.inputs[chosen], self.targets[chosen], self.weights[chosen])
 
     def to(self, device: str) -> "Lesson":

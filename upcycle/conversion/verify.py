@@ -2,10 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from pydantic import ValidationError
+
+from upcycle.checkpoint.lineage import CONVERT
+from upcycle.checkpoint.manifest import MANIFEST_NAME, Lenient, ManifestPart, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checks import Check
 from upcycle.conversion import exactness as checks
@@ -18,18 +20,27 @@ from upcycle.planning import plan
 from upcycle.progress import Progress, Watcher, ignore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
-# What the checks read of a manifest, and what it must be.
-_FIELDS: dict[tuple[str, str], type | UnionType] = {
-    ("source", "files"): dict,
-    ("options", "dtype"): str | None,
-    ("options", "method"): str,
-    ("options", "seed"): int,
-    ("options", "calibration"): list,
-    ("result", "files"): dict,
-}
+class _Files(ManifestPart):
+    files: dict[str, str]
+
+
+class _Options(ManifestPart):
+    dtype: str | None
+    method: str
+    seed: int
+    calibration: list[str]
+    drop_extra_attention: bool = False  # absent in older folders
+
+
+class _Conversion(ManifestPart):
+    """What the checks read of a manifest."""
+
+    source: Annotated[_Files, Lenient]
+    options: Annotated[_Options, Lenient]
+    result: Annotated[_Files, Lenient]
 
 
 @dataclass(frozen=True)
@@ -62,24 +73,26 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
     """
     after = Checkpoint.open(output)
     manifest = read_manifest(after.folder)
-    if manifest is None or manifest["stage"] != "convert":
+    if manifest is None or manifest.stage != CONVERT:
         raise CheckpointError(
             f"{after.folder} was not made by `upcycle convert`",
             where=str(after.folder / MANIFEST_NAME),
             fix="verify the folder that convert made; compare others with `upcycle eval`",
         )
-    _check_fields(manifest, after.folder)
-    options = manifest["options"]
-    before = retargeted(Checkpoint.open(source), options["dtype"])
+    made = _conversion(manifest.document, after.folder)
+    options = made.options
+    before = retargeted(Checkpoint.open(source), options.dtype)
     todo = plan(
         before,
         kv_heads=shape_of(after.config).num_key_value_heads,
-        method=options["method"],
-        seed=options["seed"],
-        drop_extra_attention=options.get("drop_extra_attention", False),  # absent in older folders
+        method=options.method,
+        seed=options.seed,
+        drop_extra_attention=options.drop_extra_attention,
     )
     steps: list[Callable[[], list[Check]]] = [
-        lambda: [checks.compare_files(before.folder, after.folder, manifest)],
+        lambda: [
+            checks.compare_files(before.folder, after.folder, made.source.files, made.result.files)
+        ],
         lambda: [checks.check_untouched(before, after, todo)],
         lambda: [checks.check_old_heads(before, after, todo)],
         lambda: [checks.check_finite(before, todo)],
@@ -87,7 +100,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
         lambda: checks.check_permuted_heads(before, todo),
         lambda: checks.check_permuted_logits(before, todo),
     ]
-    calibrated = bool(options["calibration"])
+    calibrated = bool(options.calibration)
     if todo.extra or not calibrated:  # what text shaped is compared by the files' hashes alone
         steps.insert(2, lambda: [checks.check_merged(before, after, todo, calibrated=calibrated)])
     if isinstance(before, RetargetedCheckpoint):
@@ -105,13 +118,13 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
     return Verification(tuple(found))
 
 
-def _check_fields(manifest: "Mapping[str, Any]", folder: Path) -> None:
-    for (part, key), kind in _FIELDS.items():
-        fields = manifest.get(part)
-        # A key that is left out is no None.
-        if not isinstance(fields, dict) or not isinstance(fields.get(key, ...), kind):
-            raise CheckpointError(
-                f"{MANIFEST_NAME} is damaged: {part}.{key} is not what convert writes",
-                where=str(folder / MANIFEST_NAME),
-                fix="convert the source again",
-            )
+def _conversion(document: dict[str, Any], folder: Path) -> _Conversion:
+    try:
+        return _Conversion.model_validate(document)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"][:2]))
+        raise CheckpointError(
+            f"{MANIFEST_NAME} is damaged: {key} is not what convert writes",
+            where=str(folder / MANIFEST_NAME),
+            fix="convert the source again",
+        ) from error

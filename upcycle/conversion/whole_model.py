@@ -35,7 +35,7 @@ class Outputs:
     """What a model gives for random tokens.
 
     Attributes:
-        tensors: logits, or the last hidden states of a bare model, in fp64.
+        tensors: logits [B, T, V], or the last hidden states [B, T, D] of a bare model, in fp64.
         kind: which of them, in words.
     """
 
@@ -100,7 +100,7 @@ def relative_differences(found: Outputs, expected: Outputs) -> float:
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """The largest absolute difference relative to the largest expected magnitude."""
+    """The largest difference of two tensors [...], relative to the largest of `expected`."""
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 

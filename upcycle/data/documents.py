@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upcycle.data.jsonl import decode, read_jsonl
-from upcycle.data.ledger import MAX_BAD_SHARE, Document, Ledger
+from upcycle.data.ledger import Document, Ledger
 from upcycle.data.rows import columns_of, document_of
 from upcycle.data.tokens import Tokens, tokenise_documents
 from upcycle.errors import DataError, warn
+from upcycle.options.base import MAX_BAD_SHARE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upcycle.errors import DataError
+from upcycle.options.base import MAX_BAD_SHARE
 
-MAX_BAD_SHARE = 0.01
 TRAIN_DATA, EVALUATE = "train.data", "evaluate"  # the sections of a recipe that name text
 TEXT_KEY = f"{TRAIN_DATA}.text_column"
 # A few bad rows of a small file are no sign of a wrong file, however large their share.

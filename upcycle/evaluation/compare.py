@@ -1,7 +1,7 @@
 """Compare checkpoints with their source on the same held-out text."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
 from upcycle.evaluation.cache_size import kv_cache_of
 from upcycle.evaluation.continuations import continuation
 from upcycle.evaluation.held_out import read_held_out
-from upcycle.evaluation.margins import check_margins, judge
+from upcycle.evaluation.margins import judge
 from upcycle.evaluation.results import (
     Comparison,
     Divergence,
@@ -30,13 +30,10 @@ from upcycle.evaluation.scoring import Scores, one_by_one, score_pair, whole_bat
 from upcycle.evaluation.statistics import RESAMPLES, divergence
 from upcycle.evaluation.worst import worst_tokens
 from upcycle.families import shape_of
-from upcycle.models.comparable import (
-    check_context,
-    check_same_tokenizer,
-    choose_dtype,
-)
+from upcycle.models.comparable import DTYPES, check_context, check_same_tokenizer
 from upcycle.models.generation import greedy_tokens
 from upcycle.models.loading import choose_device, load_model, load_tokenizer
+from upcycle.options.evaluate import DEFAULTS, EvaluateOptions
 from upcycle.progress import Progress, Watcher, ignore
 from upcycle.utf8 import repaired, shown
 
@@ -64,16 +61,8 @@ class _Outcome:
 def evaluate(
     source: str | Path,
     candidates: Sequence[str | Path],
+    options: EvaluateOptions = DEFAULTS,
     *,
-    text: Sequence[str | Path] = (),
-    max_tokens: int = 40_000,
-    sequence_length: int = 512,
-    prompts: Sequence[str] = (),
-    new_tokens: int = 48,
-    margins: Mapping[str, float | None] | None = None,
-    device: str = "auto",
-    dtype: str = "float32",
-    max_bad_share: float | None = None,
     watch: Watcher = ignore,
 ) -> Comparison:
     """Measure what each candidate lost against the source, and what it saved.
@@ -84,40 +73,31 @@ def evaluate(
     Args:
         source: folder or Hub id of the source.
         candidates: the converted and uptrained checkpoints; the last one is judged.
-        text: held-out files; none means the packaged text.
-        max_tokens: tokens to score at most, spread over the documents.
-        sequence_length: tokens per window at most.
-        prompts: prompts to continue greedily with every model.
-        new_tokens: tokens per continuation at most.
-        margins: limits by name, `kl_mean` and `nll_increase`, in nats per token; None sets none.
-        device: "auto", "cpu", "cuda" or "mps".
-        dtype: dtype of weights and arithmetic; float32 keeps the noise floor near zero.
-        max_bad_share: the share of a file's rows that may be bad, as for `read_held_out`.
+        options: on which text, how, and what may be lost.
         watch: told how many tokens were scored.
 
     Raises:
-        EvaluationError: models that cannot be compared, or an unknown dtype or margin.
+        EvaluationError: models that cannot be compared.
         DeviceError: this machine lacks the device.
         CheckpointError: a folder that is no checkpoint.
         FamilyError: a model whose attention is not known.
         DataError: text that cannot be read.
     """
-    margins = margins or {}
-    prompts = repaired(list(prompts))
-    check_margins(margins)
+    sequence_length, new_tokens = options.sequence_length, options.new_tokens
+    prompts = repaired(list(options.prompts))
     if not candidates:
         raise EvaluationError(
             "there is nothing to compare the source with",
             where="candidates",
             fix="name at least one converted checkpoint",
         )
-    place, precision = choose_device(device), choose_dtype(dtype)
+    place, precision = choose_device(options.device), DTYPES[options.dtype]
     checkpoints = [Checkpoint.open(folder) for folder in (source, *candidates)]
     labels = labels_of([checkpoint.folder for checkpoint in checkpoints[1:]])
     tokenizer = load_tokenizer(checkpoints[0].folder)
     for checkpoint in checkpoints[1:]:
         check_same_tokenizer(tokenizer, load_tokenizer(checkpoint.folder), checkpoint.folder)
-    held_out = read_held_out(text, tokenizer, sequence_length, max_tokens, max_bad_share)
+    held_out = read_held_out(options, tokenizer)
 
     def load(index: int) -> _Loaded:
         model = load_model(checkpoints[index].folder, dtype=precision, device=place)
@@ -165,11 +145,11 @@ def evaluate(
     ]
     return Comparison(
         text=held_out.text,
-        settings=EvaluationSettings(place, dtype, size, new_tokens, RESAMPLES),
+        settings=EvaluationSettings(place, options.dtype, size, new_tokens, RESAMPLES),
         models=models,
         noise_floor=noise_floor,
         generations=generations,
-        margins=judge(models[-1], margins),
+        margins=judge(models[-1], options.margins),
     )
 
 
@@ -198,7 +178,7 @@ def _noise_floor(model: Any, batches: Sequence[Batch], count: Callable[[int], No
     )
     difference = np.abs(scores.model_nll.astype(np.float64) - scores.source_nll)
     return NoiseFloor(
-        batch_sizes=(max(len(batch.lengths) for batch in batches), 1),
+        batch_sizes=[max(len(batch.lengths) for batch in batches), 1],
         tokens=len(difference),
         kl_mean=float(scores.kl.mean(dtype=np.float64)),
         kl_max=float(scores.kl.max()),

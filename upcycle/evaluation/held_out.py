@@ -7,10 +7,11 @@ from typing import Any
 
 from upcycle.checkpoint.manifest import hash_file, hash_folder
 from upcycle.data.documents import packaged_text, tokenise_files
-from upcycle.data.ledger import EVALUATE, MAX_BAD_SHARE, Ledger
+from upcycle.data.ledger import EVALUATE, Ledger
 from upcycle.data.tokens import decoded, document_affixes
 from upcycle.data.windows import EvalRow, eval_rows
 from upcycle.evaluation.results import Text
+from upcycle.options.evaluate import EvaluateOptions
 from upcycle.utf8 import shown
 
 
@@ -23,35 +24,24 @@ class HeldOut:
 
 
 def read_held_out(
-    files: Sequence[str | Path],
-    tokenizer: Any,
-    sequence_length: int,
-    max_tokens: int,
-    max_bad_share: float | None = None,
+    options: EvaluateOptions, tokenizer: Any, *, section: str | None = EVALUATE
 ) -> HeldOut:
     """Read, tokenise and cut the held-out text; no files means the packaged text.
 
     Args:
-        files: files and folders.
+        options: which text, how much of it, and in which windows.
         tokenizer: the source's.
-        sequence_length: tokens per window at most.
-        max_tokens: tokens to score at most.
-        max_bad_share: the share of a file's rows that may be bad, as a recipe's `evaluate` says it;
-            None where there is no recipe, for `MAX_BAD_SHARE`.
+        section: of a recipe that the options can come from; None where there is none, for errors.
 
     Raises:
         DataError: text that cannot be read, or none.
     """
-    paths = list(map(Path, files)) or [packaged_text("heldout")]
+    paths = list(options.text) or [packaged_text("heldout")]
     ledger = Ledger()
     tokens = tokenise_files(
-        paths,
-        tokenizer,
-        max_bad_share=MAX_BAD_SHARE if max_bad_share is None else max_bad_share,
-        section=None if max_bad_share is None else EVALUATE,
-        ledger=ledger,
+        paths, tokenizer, max_bad_share=options.max_bad_share, section=section, ledger=ledger
     )
-    rows = eval_rows(tokens, sequence_length, max_tokens)
+    rows = eval_rows(tokens, options.sequence_length, options.max_tokens)
     scored = [decoded(tokenizer, row.ids[1:], skip_special_tokens=True) for row in rows]
     hashes = _hashes(paths)
     before, _ = document_affixes(tokenizer)
@@ -60,13 +50,13 @@ def read_held_out(
         Text(
             files=list(hashes),
             hashes=list(hashes.values()),
-            packaged=not files,
+            packaged=not options.text,
             documents=len({row.document for row in rows}),
             windows=len(rows),
             tokens=sum(len(row.ids) - 1 for row in rows),
             bytes=sum(len(piece.encode("utf-8")) for piece in scored),
             words=sum(len(piece.split()) for piece in scored),
-            sequence_length=sequence_length,
+            sequence_length=options.sequence_length,
             bos=bool(before),
             losses=ledger.summary() if ledger.has_losses else "",
         ),

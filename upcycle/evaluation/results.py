@@ -1,11 +1,13 @@
-"""What a comparison found: plain numbers, each key documented once, here.
+"""What a comparison found: plain numbers, each key of report.json's `comparison` documented here.
 
-`Comparison.to_dict` is the `comparison` part of report.json. Likelihoods are in nats unless a name
-says bits; per-token means are over all scored tokens. Importing this loads no torch.
+Likelihoods are in nats unless a name says bits; per-token means are over all scored tokens. A
+number that is not finite is null in JSON, and is read as NaN. Importing this loads no torch.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from upcycle.checkpoint.manifest import Number
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class KVCache:
     bytes_per_token: int
     measured_dtype: str
     predicted_bytes_per_token: int
-    measured_bytes_per_token: float
+    measured_bytes_per_token: Number
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ class Spread:
         max: the largest.
     """
 
-    mean: float
-    median: float
-    p90: float
-    p99: float
-    max: float
+    mean: Number
+    median: Number
+    p90: Number
+    p99: Number
+    max: Number
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class Interval:
         high: its upper end.
     """
 
-    low: float
-    high: float
+    low: Number
+    high: Number
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ class Bucket:
     first: int
     last: int
     tokens: int
-    kl_mean: float
-    nll_difference: float
+    kl_mean: Number
+    nll_difference: Number
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Histogram:
         counts: n counts.
     """
 
-    edges: list[float]
+    edges: list[Number]
     counts: list[int]
 
 
@@ -137,8 +139,8 @@ class WorstToken:
 
     before: str
     token: str
-    source_nll: float
-    model_nll: float
+    source_nll: Number
+    model_nll: Number
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ class Divergence:
     """
 
     kl: Spread
-    top1_agreement: float
-    nll_difference: float
+    top1_agreement: Number
+    nll_difference: Number
     nll_interval: Interval | None
     by_position: list[Bucket]
     nll_histogram: Histogram
@@ -188,10 +190,10 @@ class Model:
     num_attention_heads: int
     num_key_value_heads: int
     kv_cache: KVCache
-    nll: float
+    nll: Number
     perplexity: float | None
     word_perplexity: float | None
-    bits_per_byte: float
+    bits_per_byte: Number
     divergence: Divergence | None
 
 
@@ -211,13 +213,13 @@ class NoiseFloor:
         top1_agreement: share of tokens with the same first choice.
     """
 
-    batch_sizes: tuple[int, int]
+    batch_sizes: list[int]
     tokens: int
-    kl_mean: float
-    kl_max: float
-    nll_difference_mean: float
-    nll_difference_max: float
-    top1_agreement: float
+    kl_mean: Number
+    kl_max: Number
+    nll_difference_mean: Number
+    nll_difference_max: Number
+    top1_agreement: Number
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ class Continuation:
     agreed: str
     diverging: str
     rest: str
-    repetition: float
+    repetition: Number
 
 
 @dataclass(frozen=True)
@@ -271,8 +273,8 @@ class Margin:
 
     name: str
     label: str
-    limit: float
-    value: float
+    limit: Number
+    value: Number
     passed: bool
 
 
@@ -322,6 +324,4 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON values, keyed by the attribute names above."""
-        document: dict[str, Any] = asdict(self)
-        document["noise_floor"]["batch_sizes"] = list(self.noise_floor.batch_sizes)
-        return document
+        return asdict(self)

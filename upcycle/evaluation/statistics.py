@@ -26,7 +26,7 @@ def divergence(scores: Scores, worst_tokens: list[WorstToken]) -> Divergence:
 
 
 def spread(values: Values) -> Spread:
-    """Mean, quantiles and maximum."""
+    """Mean, quantiles and maximum of values [N]."""
     median, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
     return Spread(float(values.mean()), float(median), float(p90), float(p99), float(values.max()))
 

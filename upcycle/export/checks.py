@@ -102,8 +102,8 @@ def check_agreement(
     """Refuse a model that gives other logits in the form in which it is to be exported.
 
     Args:
-        found: its logits in that form.
-        expected: its own.
+        found: [..., V] its logits in that form.
+        expected: [..., V] its own.
         tolerance: the largest difference that passes, as a part of the logits' range.
         what: the form, for the message.
         where: the model's class.

@@ -1,6 +1,6 @@
 """Export a checkpoint as a Core ML program that decodes one token per call, or prefills several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
@@ -14,10 +14,10 @@ from upcycle.export.bundle import staged_bundle, write_bundle
 from upcycle.export.chunks.packages import PlannedPackage, chunk_packages
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import DEFAULTS, ExportOptions, check_target
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
 from upcycle.export.record import hub_name, write_export_manifest
-from upcycle.options.base import BUILTIN
+from upcycle.export.request import check_target, functions_of
+from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.chunked import read_exported
 from upcycle.program.graph import Function
 from upcycle.program.hashes import bundle_folder
@@ -60,7 +60,6 @@ def export_coreml(
     output: str | Path,
     options: ExportOptions = DEFAULTS,
     *,
-    calibration: Sequence[str | Path] = (BUILTIN,),
     overwrite: bool = False,
     watch: Watcher = ignore,
 ) -> ExportResult:
@@ -86,7 +85,6 @@ def export_coreml(
         checkpoint: a folder, Hub cache snapshot or Hub id.
         output: the `.mlpackage` or the folder to make.
         options: what to make of it.
-        calibration: text on which the sensitivity of layers is measured, where the options ask.
         overwrite: replace an existing package.
         watch: told of each step.
 
@@ -109,7 +107,7 @@ def export_coreml(
         prepared = prepare_quantization(
             opened,
             options.quantize,
-            calibration=calibration,
+            calibration=options.calibration,
             untied=options.untie,
             head_parts=options.split_head,
             watch=watch,
@@ -122,7 +120,7 @@ def export_coreml(
     else:
         parts = [PlannedPackage(output.name, decoder, shape, manifest, prepared)]
     steps = count(1)
-    last = 1 + len(parts) * (1 + len(options.functions) + (len(options.functions) > 1))
+    last = 1 + len(parts) * (1 + len(functions_of(options)) + (len(functions_of(options)) > 1))
 
     def step(note: str) -> None:
         watch(Progress("export", next(steps), last, "steps", note))

@@ -13,7 +13,6 @@ from upcycle.export.checks import check_agreement
 from upcycle.export.decoder import DecoderShape, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.norms import guard_norms
-from upcycle.export.options import CONTEXT_MULTIPLE, DEFAULTS, READ_ONLY, STATE, ExportOptions
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.quantize.weights import is_tied
 from upcycle.export.read_only import ReadOnlyDecoder
@@ -22,6 +21,7 @@ from upcycle.export.rotary import tabulate_rotary
 from upcycle.export.stateful import StatefulDecoder
 from upcycle.models.loading import load_model, quiet
 from upcycle.models.qfold import register_attention_forms
+from upcycle.options.export import CONTEXT_MULTIPLE, DEFAULTS, READ_ONLY, STATE, ExportOptions
 from upcycle.program.values import LARGEST_FP16
 
 DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}

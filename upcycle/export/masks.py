@@ -75,7 +75,7 @@ def additive_mask(position: int, queries: int, context: int, window: int | None 
 
 
 def masks_for_model(masks: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """Masks by input as a model of transformers takes them: one for all, or by layer type."""
+    """Masks [1, 1, T, C] by input as transformers takes them: one for all, or by layer type."""
     if len(masks) == 1:
         return next(iter(masks.values()))
     return {_LAYER_TYPES[name]: mask for name, mask in masks.items()}

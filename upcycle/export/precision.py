@@ -54,7 +54,7 @@ def _has_overflowing_weight(operation: Any) -> bool:
 
 
 def overflows_fp16(values: NDArray[Any]) -> bool:
-    """Whether a number is beyond ±65,504 and yet no infinity (beyond 1e38)."""
+    """Whether a number of [...] is beyond ±65,504 and yet no infinity (beyond 1e38)."""
     flat = values.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         size = np.abs(flat[start : start + _CHUNK])

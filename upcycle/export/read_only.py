@@ -43,7 +43,7 @@ class ReadOnlyDecoder(CachedDecoder):
         )
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
-        """T tokens at position 0, with no past."""
+        """Tokens [1, T] at position [1] 0, no past, a mask of each kind, as in `signature`."""
         masks = (
             torch.from_numpy(past_mask(0, queries, self.context, window)).float()
             for window in self.masks.values()
@@ -96,7 +96,7 @@ class PastCache:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Segments, Segments]:
-        """The past's and the new keys, and the same of the values."""
+        """The past's and the new keys [1, g, T, d], and the same of the values [1, g, T, e]."""
         place = slice(2 * layer_idx, 2 * layer_idx + 2)
         self.new[place] = key_states, value_states
         past_keys, past_values = self.past[place]

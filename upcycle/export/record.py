@@ -8,7 +8,7 @@ from typing import Any
 from upcycle.checkpoint.manifest import hash_file, write_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.noted import STAGE
 
 # Where swift-transformers looks for the Hub id of the tokenizer; a folder's name is none.
@@ -43,13 +43,11 @@ def write_export_manifest(
         quantization: how the weights are stored, None for as they are computed with.
     """
     names = ["config.json", *sorted({tensor.shard for tensor in checkpoint.tensors.values()})]
-    # A preset, or a file's name without its folder.
-    scheme = None if options.quantize is None else Path(options.quantize).name
     return write_manifest(
         folder,
         stage=STAGE,
         source={name: hash_file(checkpoint.folder / name) for name in names},
-        options={**asdict(options), "quantize": scheme, **(target or {})},
+        options={**options.noted(), **(target or {})},
         libraries=libraries,
         result={"decoder": asdict(shape), "quantization": quantization},
     )

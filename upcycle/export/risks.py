@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from upcycle.export.coreml import ExportResult
-from upcycle.export.options import STATE
+from upcycle.options.export import STATE
 from upcycle.program.graph import METADATA_KEY, Graph
 from upcycle.program.lints.package import lint_graph
 from upcycle.program.signature import DECODE

@@ -77,7 +77,7 @@ class StatefulDecoder(CachedDecoder):
         )
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
-        """T tokens at position 0."""
+        """Tokens [1, T] at position [1] 0, and a mask [1, 1, T, C] of each kind."""
         masks = (additive_mask(0, queries, self.context, window) for window in self.masks.values())
         return *self._first_tokens(queries), *masks
 

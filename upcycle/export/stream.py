@@ -18,7 +18,7 @@ _VIEWS = {
 
 
 class Linear(NamedTuple):
-    """A linear map by its parameters."""
+    """A linear map by its parameters: weight [out, in] and bias [out]."""
 
     weight: Tensor
     bias: Tensor | None

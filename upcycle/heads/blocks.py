@@ -70,7 +70,7 @@ def split_planes(rows: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
 
 
 def join_planes(planes: Tensor, passing: Tensor, rope: Rope) -> Tensor:
-    """The inverse of `split_planes`."""
+    """Channels [heads, d, ...] again: the inverse of `split_planes`."""
     parts = (planes.real, planes.imag)
     interleaved = rope.pairing == "interleaved"
     turning = torch.stack(parts, 2).flatten(1, 2) if interleaved else torch.cat(parts, 1)

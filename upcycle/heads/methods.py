@@ -123,7 +123,7 @@ def get_method(name: str) -> Method:
 
 def method_help() -> str:
     """For people: each method of this package, what it does and where it comes from."""
-    return "; ".join(f"{each.name}: {each.does} ({each.reference})" for each in _OWN)
+    return "; ".join(f"{each.name}: {each.does} ({each.reference})" for each in _OWN) + "."
 
 
 def _later(function: str) -> Callable[..., Any]:

@@ -120,7 +120,13 @@ def _by_group(moment: Tensor, kv_heads: int, groups: int) -> Tensor:
 
 
 def rotate_moments(moments: LayerMoments, planes: Tensor, passing: Tensor) -> LayerMoments:
-    """The moments after `transform_keys` with the factors and matrices of `key_rotations`."""
+    """The moments after `transform_keys` with the factors and matrices of `key_rotations`.
+
+    Args:
+        moments: of the layer before.
+        planes: [K, P] unit complex factors.
+        passing: [K, p, p] orthogonal matrices.
+    """
     flat: Tensor = torch.block_diag(*passing)  # type: ignore[no-untyped-call]
     factors = planes.mT
     queries = passing.repeat_interleave(len(moments.queries) // len(planes), 0)

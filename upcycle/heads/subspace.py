@@ -94,7 +94,12 @@ def shared_subspace(moment: Tensor, metric: Tensor, span: Tensor | None = None) 
 
 
 def mean_residual(moment: Tensor, metric: Tensor) -> Tensor:
-    """What Σ_h E (x_h - x̄)ᵀ G_h (x_h - x̄) the mean x̄ loses, for the same arguments."""
+    """What Σ_h E (x_h - x̄)ᵀ G_h (x_h - x̄) the mean x̄ loses, a number.
+
+    Args:
+        moment: [n m, n m] E[x xᵀ] of the stacked heads.
+        metric: [n, m, m] G, symmetric and not negative.
+    """
     blocks = head_blocks(moment, len(metric))
     with_mean = blocks.mean(2)  # E[x_h x̄ᵀ], [n, m, m]
     own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
@@ -103,7 +108,12 @@ def mean_residual(moment: Tensor, metric: Tensor) -> Tensor:
 
 
 def mean_signal_residual(moment: Tensor, energy: Tensor) -> Tensor:
-    """What Σ_h energy_h E (x_h - x̄)² the mean x̄ loses, for the arguments of `rank_one`."""
+    """What Σ_h energy_h E (x_h - x̄)² the mean x̄ loses, [...].
+
+    Args:
+        moment: [..., n, n] E[x xᵀ], real.
+        energy: [..., n] weights, not negative.
+    """
     with_mean = moment.mean(-1)
     own = moment.diagonal(dim1=-2, dim2=-1)
     lost: Tensor = (energy * (own - 2 * with_mean + with_mean.mean(-1, keepdim=True))).sum(-1)
@@ -111,7 +121,7 @@ def mean_signal_residual(moment: Tensor, energy: Tensor) -> Tensor:
 
 
 def phase(z: Tensor) -> Tensor:
-    """The phase z / |z|, and 1 where z is 0."""
+    """The phase z / |z| of numbers [...], and 1 where z is 0."""
     size = z.abs()
     return torch.where(size > 0, z / size.clamp_min(_SMALLEST), torch.ones_like(z))
 

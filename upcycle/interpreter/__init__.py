@@ -1,0 +1,1 @@
+"""Run a saved Core ML program in torch, on any machine."""

@@ -59,7 +59,9 @@ def _place(function: str, op: Operation) -> str:
 
 
 class Arguments:
-    """The operands of one operation.
+    """The operands of one operation, tensors of any shape.
+
+    Every method that reads one raises a `ProgramError` where it is missing or of another kind.
 
     Args:
         operation: which values it reads.
@@ -82,7 +84,11 @@ class Arguments:
         return self.all_stored(key)[0]
 
     def all_stored(self, key: str) -> list[Tensor]:
-        """The tensors of an operand that is a list."""
+        """The tensors of an operand that is a list.
+
+        Raises:
+            ProgramError: there is none, or a word among them.
+        """
         found = []
         for value in self._named(key):
             if not isinstance(value, Tensor):
@@ -111,7 +117,11 @@ class Arguments:
         return [int(value) for value in self.stored(key).reshape(-1).tolist()]
 
     def per_axis(self, key: str, rank: int, default: list[int] | None = None) -> list[int]:
-        """An operand of integers, one for each axis."""
+        """An operand of integers, one for each axis.
+
+        Raises:
+            ProgramError: there is none, or it has more or fewer.
+        """
         found = self.ints(key, default)
         if len(found) != rank:
             raise ProgramError(f"its operand {key!r} has {len(found)} numbers for {rank} axes")
@@ -136,7 +146,11 @@ class Arguments:
         return float(self.stored(key))
 
     def text(self, key: str, default: str = "") -> str:
-        """An operand that is a word."""
+        """An operand that is a word.
+
+        Raises:
+            ProgramError: it is a tensor.
+        """
         if key not in self:
             return default
         (value,) = self._named(key)

@@ -29,7 +29,9 @@ _REMAKE = "make the package again"
 
 
 def read_weight(weight: Weight, tensor_type: TensorType) -> Tensor:
-    """A constant of a weight file. Whole elements stay in the file, mapped into memory.
+    """A constant of a weight file, of its declared shape.
+
+    Whole elements stay in the file, mapped into memory.
 
     Raises:
         ExportError: the file is missing or shorter than the program says, or the type is unknown.
@@ -50,7 +52,7 @@ def read_weight(weight: Weight, tensor_type: TensorType) -> Tensor:
 
 
 def literal_tensor(values: Sequence[float], tensor_type: TensorType, name: str) -> Tensor:
-    """A constant that lies in the program itself.
+    """A constant that lies in the program itself, of its declared shape.
 
     Raises:
         ExportError: it has a type that cannot be read.
@@ -67,9 +69,12 @@ def unpack(stored: NDArray[np.uint8], dtype: str, count: int) -> NDArray[np.uint
     """Elements of 1, 2, 3, 4 or 6 bits, packed from the lowest bit of each byte on.
 
     Args:
-        stored: the bytes.
+        stored: [bytes].
         dtype: int4 or uint1 .. uint6.
         count: number of elements.
+
+    Returns:
+        [count], a byte for each.
     """
     bits = int(dtype.lstrip("uint"))
     whole = math.lcm(bits, 8) // 8  # bytes that hold a whole number of elements

@@ -93,7 +93,11 @@ class Loaded:
         return self._prepared[name]
 
     def compressed_weights(self, name: str) -> dict[str, Tensor]:
-        """The weights of a function that lie compressed in the package, dense, by their names."""
+        """The weights of a function that lie compressed in the package, dense, by their names.
+
+        Raises:
+            ExportError: as `function`.
+        """
         prepared = self.function(name)
         return {
             key: value

@@ -56,7 +56,11 @@ def kv_cache_bytes(
 def kv_cache_elements(
     source: ShapeSource, kv_heads: int | None = None, *, length: int = 1, batch: int = 1
 ) -> int:
-    """Elements of the K and V cache of all layers, see `kv_cache_bytes`."""
+    """Elements of the K and V cache of all layers, see `kv_cache_bytes`.
+
+    Raises:
+        UpcycleError: a negative count.
+    """
     layout = cache_layout(source)
     tokens = layout.cached_tokens(_count("length", length)) * _count("batch", batch)
     return layout.entry(kv_heads).elements * tokens

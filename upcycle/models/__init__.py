@@ -1,0 +1,1 @@
+"""What stages share of a model that runs: loading, attention, losses, generation."""

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.data.documents import packaged_text, tokenise_files
@@ -14,6 +13,9 @@ from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
 from upcycle.models.loading import class_config, load_tokenizer
 from upcycle.options.base import BUILTIN
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Rows are drawn from this many times as many tokens, so that huge files are not read to their end.
 _DRAWN_FROM = 16
@@ -32,7 +34,7 @@ def calibration_rows(
     sequence_length: int,
     seed: int = 0,
     option: str | None = "--calibration-tokens",
-) -> Tensor:
+) -> "Tensor":
     """Token ids in rows, drawn at random from the text's beginning.
 
     Documents are laid end to end with the tokenizer's own separators; a row may hold several,
@@ -53,6 +55,8 @@ def calibration_rows(
         CheckpointError: there is no tokenizer.
         DataError: a text cannot be read, or there is too little of it.
     """
+    import torch
+
     positions = getattr(class_config(checkpoint.config), "max_position_embeddings", None)
     length = min(sequence_length, positions or sequence_length)
     rows = max(1, tokens // length)

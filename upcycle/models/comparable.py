@@ -6,22 +6,14 @@ from typing import Any
 import torch
 
 from upcycle.errors import EvaluationError
+from upcycle.options.base import Dtype
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _PROBE = "def main(argv: list[str]) -> int:\n    return 0  # naïve café, 12345\n"
-
-
-def choose_dtype(name: str) -> torch.dtype:
-    """The dtype of that name.
-
-    Raises:
-        EvaluationError: an unknown name.
-    """
-    if name not in DTYPES:
-        raise EvaluationError(
-            f"dtype {name!r} is not known", where="dtype", fix=f"choose one of {', '.join(DTYPES)}"
-        )
-    return DTYPES[name]
 
 
 def check_context(

@@ -15,7 +15,7 @@ _CHUNK_ELEMENTS = 1 << 24  # 64 MiB of fp32 logits at a time
 
 
 class LossSums(NamedTuple):
-    """Sums over the scored tokens, in nats.
+    """Sums over the scored tokens, in nats, each a tensor of shape [].
 
     Attributes:
         loss: cross_entropy * ce + distillation * temperature² * KL at the temperature; this one

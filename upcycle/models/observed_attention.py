@@ -177,6 +177,6 @@ def register_observed_attention() -> None:
 
 
 def first_of(output: Any) -> Tensor:
-    """The hidden states of what a layer or an attention returns, alone or with others."""
+    """The hidden states [B, T, D] of what a layer or an attention returns, alone or with others."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden

@@ -28,7 +28,7 @@ QFOLD = AttentionForm(
 )
 REPEAT_KV = AttentionForm(
     "repeat-kv",
-    "copies them to all query heads",
+    "copies them to all query heads, for comparison",
     "upcycle.models.qfold:repeated_attention",
     copies=1,
 )

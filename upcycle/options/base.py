@@ -1,11 +1,34 @@
-"""What the options of all stages share."""
+"""What the options of all stages are made of."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from upcycle.byte_sizes import parse_bytes
+from upcycle.errors import UpcycleError
 
 BUILTIN = "builtin"  # as calibration text: the text that comes with the package
+MAX_BAD_SHARE = 0.01  # of a text file's rows
+REFUSED = "refused"  # the kind of an error that tells the way on in words of its own
+
+
+def option_refusal(what: str, fix: str) -> PydanticCustomError:
+    """What a validator raises, to tell the way on too."""
+    return PydanticCustomError(REFUSED, "{what}; {fix}", {"what": what, "fix": fix})
+
+
+def _bytes(value: object) -> object:
+    """The bytes of a size in words."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value, where="size")
+    except UpcycleError as error:
+        raise option_refusal(error.what, error.fix) from error
+
+
 # Strict scalars (no "5" for 5, no True for 1) inside sequences and paths that YAML can write.
 PathValue = Annotated[Path, Field(strict=False)]
 Positive = Annotated[int, Field(gt=0)]
@@ -15,9 +38,13 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Section(BaseModel):
     """A part of a recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )

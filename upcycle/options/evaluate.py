@@ -1,41 +1,55 @@
 """The options of a comparison."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from upcycle.options.base import PathValue, Positive, Section, Share, Weight
+from upcycle.errors import EvaluationError
+from upcycle.options.base import (
+    MAX_BAD_SHARE,
+    Dtype,
+    PathValue,
+    Positive,
+    Section,
+    Share,
+    Weight,
+)
+from upcycle.options.stage import StageOptions, Written
 
 
 class Margins(Section):
-    """What the uptrained model may lose against the source; a breach is exit code 1.
-
-    Attributes:
-        kl_mean: mean KL(source || model), nats per token.
-        nll_increase: mean negative log-likelihood above the source's, nats per token.
-    """
+    """What the uptrained model may lose against the source; a breach is exit code 1."""
 
     kl_mean: Weight | None = None
+    """Mean KL(source || model), nats per token."""
     nll_increase: Weight | None = None
+    """Mean negative log-likelihood above the source's, nats per token."""
 
 
-class EvaluateOptions(Section):
-    """What source, converted and uptrained are compared on.
+class EvaluateOptions(StageOptions):
+    """What source, converted and uptrained are compared on."""
 
-    Attributes:
-        text: files of held-out text; none means the packaged text.
-        max_tokens: scored tokens at most, spread over the documents.
-        sequence_length: tokens of context at most.
-        prompts: continued greedily by each model.
-        new_tokens: tokens per continuation.
-        max_bad_share: the share of a text file's rows that may be unusable, as in `train.data`.
-        margins: what may be lost.
-    """
+    error: ClassVar = EvaluationError
 
-    text: Annotated[tuple[PathValue, ...], Field(strict=False)] = ()
+    text: Annotated[tuple[PathValue, ...], Field(strict=False), Written(noted=False)] = ()
+    """Held-out text: .txt, .jsonl, .parquet; by default the packaged text."""
+    prompts: Annotated[tuple[str, ...], Field(strict=False), Written(flag="prompt")] = ()
+    """Continue this greedily with every model."""
     max_tokens: Positive = 40_000
+    """Tokens to score at most, spread over the documents."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
-    prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Tokens per window at most."""
     new_tokens: Positive = 48
-    max_bad_share: Share = 0.01
+    """Tokens per continuation at most."""
+    max_bad_share: Share = MAX_BAD_SHARE
+    """The share of a text file's rows that may be unusable, as in `train.data`."""
     margins: Margins = Margins()
+    """What may be lost; a recipe's alone."""
+    device: Annotated[str, Written(noted=False)] = "auto"
+    """Where the models run: auto, cpu, cuda or mps."""
+    dtype: Dtype = "float32"
+    """Dtype of weights and arithmetic: float32, which keeps the noise floor near zero, bfloat16 or
+    float16."""
+
+
+DEFAULTS = EvaluateOptions()

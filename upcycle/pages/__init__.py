@@ -1,0 +1,1 @@
+"""Numbers and single HTML pages for whoever shows results."""

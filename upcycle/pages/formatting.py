@@ -1,16 +1,20 @@
 """Numbers as an engineer reads them."""
 
-from math import exp
-from typing import Any
+from math import exp, isfinite
+from typing import TypeGuard
 
 MISSING = "\N{EN DASH}"
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
 NBSP = "\N{NO-BREAK SPACE}"
 
 
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and isfinite(value)
+
+
 def integer(value: float | None) -> str:
     """12345 -> "12,345"; a fraction keeps two decimals."""
-    if value is None:
+    if not _is_known(value):
         return MISSING
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
@@ -44,7 +48,7 @@ def rate(value: float) -> str:
 
 def nats(value: float | None) -> str:
     """A likelihood or divergence: four decimals, or powers of ten where they would all be zero."""
-    if value is None:
+    if not _is_known(value):
         return MISSING
     if value == 0:
         return "0"
@@ -53,19 +57,14 @@ def nats(value: float | None) -> str:
 
 def signed(value: float | None) -> str:
     """A difference with its sign: "+0.0312", with a true minus."""
-    if value is None:
+    if not _is_known(value):
         return MISSING
     return ("\N{MINUS SIGN}" if value < 0 else "+") + nats(abs(value)) if value else "0"
 
 
-def interval(bounds: dict[str, Any] | None) -> str:
-    """A confidence interval: "[+0.0281, +0.0343]", or a dash where there is none."""
-    return f"[{signed(bounds['low'])}, {signed(bounds['high'])}]" if bounds else MISSING
-
-
 def perplexity(value: float | None) -> str:
     """Five significant digits or so, and powers of ten where there are more than six digits."""
-    if value is None:
+    if not _is_known(value):
         return MISSING
     return f"{value:.2e}" if value >= 1e6 else f"{value:,.{3 if value < 1000 else 1}f}"
 

@@ -15,15 +15,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.coreai.programs import DTYPES
 from upcycle.parity import asset_runtime as runtime
 from upcycle.parity.exported import Exported
 from upcycle.program.coreai import read_program
-from upcycle.program.noted import STAGE, check_manifest, check_program, damaged, not_ours
-from upcycle.program.specification import reading_product
+from upcycle.program.noted import check_program, damaged, folder_manifest, not_ours
 from upcycle.stopping import cleanup
 
 
@@ -39,12 +38,10 @@ class Asset(Exported):
             ExportError: it is none, is damaged, or `upcycle export` did not make it.
         """
         where = str(path / MANIFEST_NAME)
-        with reading_product(path):
-            manifest = read_manifest(path)
-        if manifest is None or manifest["stage"] != STAGE:
+        manifest = folder_manifest(path)
+        if manifest is None:
             raise not_ours(path, where)
-        check_manifest(manifest, where)
-        if manifest["options"].get("dtype") not in DTYPES:
+        if manifest.options.dtype not in DTYPES:
             raise damaged("options.dtype is missing or has a wrong value", where)
         graph = read_program(path)
         check_program(graph, manifest, where)
@@ -53,7 +50,7 @@ class Asset(Exported):
     @property
     def is_exact(self) -> bool:
         """Whether it computes in fp32, with the checkpoint's numbers."""
-        return bool(self.manifest["options"]["dtype"] == "float32")
+        return bool(self.manifest.options.dtype == "float32")
 
 
 class AssetRunner:
@@ -105,11 +102,19 @@ class AssetRunner:
         return {key: torch.from_numpy(value) for key, value in outputs.items()}
 
     def reset(self) -> None:
-        """Empty the states."""
+        """Empty the states.
+
+        Raises:
+            ExportError: the runtime ended its process.
+        """
         self._ask("states", "reset")
 
     def state(self, name: str) -> Tensor:
-        """The content of a state."""
+        """The content of a state, of the shape that the asset declares.
+
+        Raises:
+            ExportError: there is none of that name, or the runtime ended its process.
+        """
         return torch.from_numpy(self._ask(f"state {name}", "state", name))
 
     def _ask(self, what: str, *request: Any) -> Any:

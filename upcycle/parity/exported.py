@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from upcycle.parity.interface import check_interface
 from upcycle.program.chunked import read_exported
 from upcycle.program.graph import Graph
 from upcycle.program.hashes import check_hashes
-from upcycle.program.noted import required_manifest
+from upcycle.program.noted import ExportManifest, required_manifest
 from upcycle.program.signature import DECODE, INPUT_IDS, LOGITS, PREFILL
 
 END = 16  # tokens checked at the end of the context
@@ -33,12 +33,12 @@ class Exported:
 
     path: Path
     graph: Graph
-    manifest: Mapping[str, Any]
+    manifest: ExportManifest
 
     @property
     def context(self) -> int:
         """C, the positions that the cache holds."""
-        return int(self.manifest["options"]["context"])
+        return self.manifest.options.context
 
     @property
     def end(self) -> int:
@@ -86,10 +86,10 @@ class Program(Exported):
         """
         graph = read_exported(package)
         manifest = required_manifest(graph, package)
-        chunk = manifest["result"].get("chunk")
+        chunk = manifest.result.chunk
         if chunk is not None:
             raise ExportError(
-                f"{package.name} is one of {chunk['of']} chunks of a model",
+                f"{package.name} is one of {chunk.of} chunks of a model",
                 where=str(package),
                 fix=f"name their folder, {package.absolute().parent}",
             )

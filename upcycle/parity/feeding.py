@@ -1,7 +1,7 @@
 """Feed tokens to an exported program, through prefill and decode, whatever its kind of cache."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from upcycle.export.masks import additive_mask
 from upcycle.program.graph import Graph
 from upcycle.program.host_cache import new_names, past_names
+from upcycle.program.noted import ExportManifest
 from upcycle.program.signature import (
     DECODE,
     INPUT_IDS,
@@ -43,13 +44,13 @@ class Feed:
     """
 
     def __init__(
-        self, runner: Runner, graph: Graph, manifest: Mapping[str, Any], start: int = 0
+        self, runner: Runner, graph: Graph, manifest: ExportManifest, start: int = 0
     ) -> None:
         self._runner = runner
         self._graph = graph
-        self._windows: Mapping[str, int | None] = manifest["result"]["decoder"]["masks"]
-        self._context: int = manifest["options"]["context"]
-        self._layers: int = manifest["result"]["decoder"]["num_layers"]
+        self._windows = manifest.result.decoder.masks
+        self._context = manifest.options.context
+        self._layers = manifest.result.decoder.num_layers
         self._start = start
         self._position = start
         decode = graph.functions[DECODE]

@@ -1,18 +1,18 @@
 """Whether a program takes and gives what one of `upcycle export` does, so that it can be fed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from upcycle.errors import ExportError
 from upcycle.program.graph import Function, Graph
 from upcycle.program.host_cache import new_names, past_names
+from upcycle.program.noted import ExportManifest
 from upcycle.program.signature import DECODE, INPUT_IDS, LOGITS, POSITION, PREFILL
 
 _Shape = tuple[int | None, ...]
 
 
-def check_interface(graph: Graph, manifest: Mapping[str, Any], where: str) -> None:
+def check_interface(graph: Graph, manifest: ExportManifest, where: str) -> None:
     """See that inputs, outputs and states have the shapes that the manifest is of.
 
     Args:
@@ -32,15 +32,15 @@ def check_interface(graph: Graph, manifest: Mapping[str, Any], where: str) -> No
             )
 
 
-def _problems(function: Function, manifest: Mapping[str, Any], *, single: bool) -> Iterator[str]:
-    decoder, context = manifest["result"]["decoder"], manifest["options"]["context"]
-    layers, groups = decoder["num_layers"], decoder["num_key_value_heads"]
-    widths = (decoder["head_dim"], decoder["value_head_dim"])
+def _problems(function: Function, manifest: ExportManifest, *, single: bool) -> Iterator[str]:
+    decoder, context = manifest.result.decoder, manifest.options.context
+    layers, groups = decoder.num_layers, decoder.num_key_value_heads
+    widths = (decoder.head_dim, decoder.value_head_dim)
     tokens = 1 if single else _last_axis(function, INPUT_IDS)
     if not 0 < tokens <= context:
         yield f"it takes {tokens} tokens, and the context is {context}"
     inputs: dict[str, _Shape] = {INPUT_IDS: (1, tokens), POSITION: (1,)}
-    inputs |= dict.fromkeys(decoder["masks"], (1, 1, tokens, context))
+    inputs |= dict.fromkeys(decoder.masks, (1, 1, tokens, context))
     outputs: dict[str, _Shape] = {LOGITS: (1, tokens, _last_axis(function, LOGITS))}
     if function.states:
         yield from _problems_of_states(function, layers, (groups, context), widths)

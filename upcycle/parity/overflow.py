@@ -43,7 +43,7 @@ class OverflowProbe:
         self._largest: dict[str, Extreme] = {}
 
     def observe(self, op: Operation, value: Tensor) -> None:
-        """Note a result in fp32, before it is rounded."""
+        """Note a result [...] in fp32, before it is rounded."""
         name = op.outputs[0]
         if op.type in SHAPING or name in self._masked or not value.numel():
             return

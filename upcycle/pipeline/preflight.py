@@ -14,7 +14,8 @@ from upcycle.checkpoint.staging import scratch_folder
 from upcycle.data.documents import packaged_text, read_documents
 from upcycle.errors import UpcycleError
 from upcycle.models.loading import class_config, load_model, load_tokenizer
-from upcycle.pipeline.request import request_checks
+from upcycle.pipeline.shared import Run
+from upcycle.pipeline.stages import preconditions
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe
 from upcycle.training.isolation import check_isolation, packing_leak
@@ -54,8 +55,9 @@ def preflight(
         yield PreflightCheck("recipe and source", False, _one_line(error))
         return
     yield PreflightCheck("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
-    for name, look in request_checks(recipe, checkpoint.folder, [recipe_file], strict=True):
-        yield _check(name, look)
+    asked = Run(recipe, checkpoint.folder, inputs=(recipe_file,), strict=True)
+    for precondition in preconditions(asked):
+        yield _check(precondition.name, precondition.look)
     yield _check("tokenizer", lambda: _tokenizer(checkpoint))
     yield _check("generation config", lambda: _generation_config(checkpoint))
     yield _check("disk space", lambda: _disk_space(checkpoint, recipe))

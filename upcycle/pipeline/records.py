@@ -5,6 +5,7 @@ Whether a stage is finished is told by its output's own manifest.
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -12,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file
 from upcycle.checkpoint.marks import made_here
 from upcycle.checkpoint.staging import check_output, write_file
+from upcycle.pipeline.stage import Stage
 
 
 class Record(BaseModel, frozen=True):
@@ -41,42 +43,41 @@ class Records:
         self._path = path
         self._found: dict[str, Record] = {}
         if path.is_file():
-            try:
+            with suppress(ValidationError):
                 self._found = _RECORDS.validate_json(path.read_bytes())
-            except ValidationError:
-                self._found = {}
 
-    def is_own(self, stage: str, output: Path, manifest: Path) -> bool:
+    def is_own(self, stage: Stage) -> bool:
         """Whether all that is there comes from the run: whole, damaged or in parts."""
-        found = self._found.get(stage, Record())
+        found = self.of(stage)
         # What replaced it later, by another command, has another manifest.
         was = found.manifest or found.files.get(MANIFEST_NAME)
-        is_same = _hash(manifest) in (was, None) or not made_here(output)
-        return is_same and _names(output) <= found.files.keys()
+        is_same = _hash(stage.manifest) in (was, None) or not made_here(stage.output)
+        return is_same and _names(stage.output) <= found.files.keys()
 
-    def read_by(self, stage: str) -> str | None:
-        """The hash of what the stage read that its manifest does not tell."""
-        return self._found.get(stage, Record()).read
-
-    def make_room(self, stage: str, output: Path) -> None:
+    def make_room(self, stage: Stage) -> None:
         """Remove what is left of a damaged output.
 
         Raises:
             OutputError: something is there that was not made here.
         """
         # Without a manifest that can be read, its names alone tell it from a stranger's folder.
-        known = self._found.get(stage, Record()).files.keys()
-        is_ours = not output.is_symlink() and _names(output) <= known
+        output = stage.output
+        is_ours = not output.is_symlink() and _names(output) <= self.of(stage).files.keys()
         if is_ours and output.is_dir() and not made_here(output):
             shutil.rmtree(output)
         check_output(output, overwrite=True)
 
-    def finish(self, stage: str, output: Path, manifest: Path, read: str | None) -> None:
+    def finish(self, stage: Stage) -> None:
         """Note that the run made an output."""
-        files = {name: hash_file(output / name) for name in sorted(_names(output))}
-        self._found[stage] = Record(files=files, manifest=_hash(manifest), read=read)
+        files = {name: hash_file(stage.output / name) for name in sorted(_names(stage.output))}
+        record = Record(files=files, manifest=_hash(stage.manifest), read=stage.unnoted())
+        self._found[stage.name] = record
         text = json.dumps(_RECORDS.dump_python(self._found), indent=2, sort_keys=True)
         write_file(self._path, text + "\n")
+
+    def of(self, stage: Stage) -> Record:
+        """What the run made as the stage's output; an empty record for nothing."""
+        return self._found.get(stage.name, Record())
 
 
 def _hash(file: Path) -> str | None:

@@ -15,116 +15,40 @@ from torch import Tensor
 
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import scratch_folder
-from upcycle.conversion.calibration_options import CALIBRATION_TOKENS
 from upcycle.conversion.convert import check_request, convert
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
+from upcycle.evaluation.drift import Difference, Drift, DriftSweep
 from upcycle.evaluation.held_out import read_held_out
-from upcycle.evaluation.results import Text
 from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted
-from upcycle.kvcache.counting import AttentionCounts, count_attention
+from upcycle.kvcache.counting import count_attention
 from upcycle.kvcache.recommendation import nothing_to_merge
-from upcycle.models.comparable import check_context, choose_dtype
+from upcycle.models.comparable import DTYPES, check_context
 from upcycle.models.loading import choose_device, load_model, load_tokenizer
+from upcycle.options.convert import ConvertOptions, MergeOptions
+from upcycle.options.evaluate import EvaluateOptions
 from upcycle.progress import Progress, Watcher, ignore
 
-
-@dataclass(frozen=True)
-class Difference:
-    """How far one kind of output moved over all tokens of the text.
-
-    Attributes:
-        identical: whether not one bit differs.
-        max_absolute: the largest difference.
-        max_relative: the same relative to the source's largest magnitude.
-        rms_relative: the root mean square of the difference relative to that of the source.
-    """
-
-    identical: bool
-    max_absolute: float
-    max_relative: float
-    rms_relative: float
-
-
-@dataclass(frozen=True)
-class Drift:
-    """The model with one number of KV heads.
-
-    Attributes:
-        counts: what its attention costs, at the length of the windows.
-        weight_bytes: of all weights that the conversion wrote.
-        logits: how far the logits moved.
-        layers: the same of the hidden state after each layer; the last is after the final norm.
-    """
-
-    counts: AttentionCounts
-    weight_bytes: int
-    logits: Difference
-    layers: tuple[Difference, ...]
-
-
-@dataclass(frozen=True)
-class DriftSweep:
-    """Every number of KV heads that was asked for.
-
-    Attributes:
-        num_key_value_heads: of the source.
-        attention_layers: layers with attention.
-        head_dim: channels of a key head.
-        value_head_dim: channels of a value head.
-        nothing_to_merge: why there are no fewer KV heads to have, if so.
-        method: how groups became one head.
-        device: where the models ran.
-        dtype: of weights and arithmetic.
-        text: what they read.
-        choices: most heads first.
-    """
-
-    num_key_value_heads: int
-    attention_layers: int
-    head_dim: int
-    value_head_dim: int
-    nothing_to_merge: str | None
-    method: str
-    device: str
-    dtype: str
-    text: Text
-    choices: tuple[Drift, ...]
+MERGING, READING = MergeOptions(), EvaluateOptions(max_tokens=4096)
 
 
 def sweep_kv_heads(
     source: str | Path,
+    merging: MergeOptions = MERGING,
+    reading: EvaluateOptions = READING,
     *,
     kv_heads: Sequence[int] = (),
-    text: Sequence[Path] = (),
-    max_tokens: int = 4096,
-    sequence_length: int = 512,
-    method: str | None = None,
-    calibration: Sequence[str | Path] = (),
-    calibration_tokens: int = CALIBRATION_TOKENS,
-    seed: int = 0,
-    drop_extra_attention: bool = False,
-    device: str = "auto",
-    dtype: str = "float32",
     watch: Watcher = ignore,
 ) -> DriftSweep:
     """Convert to each number of KV heads in a temporary folder and compare outputs with the source.
 
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
+        merging: how heads are merged; on the device of `reading`.
+        reading: the text, tokens, device and dtype of the comparison; it has no prompts or margins.
         kv_heads: numbers of KV heads; all that the model can be lowered to where empty, its own
             among them, which shows that nothing but heads moves outputs.
-        text: held-out files; none means the packaged text.
-        max_tokens: tokens to read at most, spread over the documents.
-        sequence_length: tokens per window at most.
-        method: how a group becomes one head, as for `convert`.
-        calibration: text for methods that need it.
-        calibration_tokens: how many tokens of it.
-        seed: for methods that draw.
-        drop_extra_attention: as for `convert`.
-        device: "auto", "cpu", "cuda" or "mps".
-        dtype: of weights and arithmetic.
         watch: told how many tokens were read.
 
     Raises:
@@ -140,18 +64,14 @@ def sweep_kv_heads(
     shape = shape_in(retargeted(checkpoint))
     lowered = [g for g in shape.valid_kv_heads if g <= shape.num_key_value_heads]
     asked = sorted(set(kv_heads or lowered), reverse=True)
-    place, precision = choose_device(device), choose_dtype(dtype)
-    for heads in asked:
-        check_request(
-            checkpoint.folder,
-            kv_heads=heads,
-            method=method,
-            calibration=calibration,
-            seed=seed,
-            drop_extra_attention=drop_extra_attention,
-        )
+    place, precision = choose_device(reading.device), DTYPES[reading.dtype]
+    sequence_length = reading.sequence_length
+    merge = {**dict(merging), "device": reading.device}
+    conversions = [ConvertOptions(kv_heads=heads, **merge) for heads in asked]
+    for options in conversions:
+        check_request(checkpoint.folder, options)
     tokenizer = load_tokenizer(checkpoint.folder)
-    held_out = read_held_out(text, tokenizer, sequence_length, max_tokens)
+    held_out = read_held_out(reading, tokenizer, section=None)
     reference = load_model(checkpoint.folder, dtype=precision, device=place)
     check_context(reference.config, sequence_length, checkpoint.folder)
     size = batch_size_for(reference.config.vocab_size, sequence_length)
@@ -166,24 +86,14 @@ def sweep_kv_heads(
         watch(Progress("sweep", done, total, "tokens"))
 
     choices = []
-    for heads in asked:
+    for options in conversions:
         with scratch_folder() as folder:
             converted = folder / "converted"
-            result = convert(
-                checkpoint.folder,
-                converted,
-                kv_heads=heads,
-                method=method,
-                calibration=calibration,
-                calibration_tokens=calibration_tokens,
-                seed=seed,
-                drop_extra_attention=drop_extra_attention,
-                device=device,
-            )
+            result = convert(checkpoint.folder, converted, options)
             model = load_model(converted, dtype=precision, device=place)
             used = result.plan.method
             logits, layers = _compare(reference, model, batches, count)
-        choices.append(Drift(counted[heads], result.plan.output_bytes, logits, layers))
+        choices.append(Drift(counted[options.kv_heads], result.plan.output_bytes, logits, layers))
     return DriftSweep(
         num_key_value_heads=shape.num_key_value_heads,
         attention_layers=shape.num_layers,
@@ -192,7 +102,7 @@ def sweep_kv_heads(
         nothing_to_merge=nothing_to_merge(shape),
         method=used,
         device=place,
-        dtype=dtype,
+        dtype=reading.dtype,
         text=held_out.text,
         choices=tuple(choices),
     )

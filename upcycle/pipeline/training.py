@@ -3,63 +3,53 @@
 `upcycle train` and `upcycle run` share it, and know each other's results by it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from upcycle.checkpoint.lineage import (
+    CONVERT,
     TRAIN,
-    differences,
     is_of_model,
     is_vocabulary,
-    mapping,
     not_of_origin,
     origin_of,
     other_files,
 )
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint, resolve
+from upcycle.conversion.calibration import check_options
 from upcycle.errors import TrainingError
 from upcycle.families import shape_of
-from upcycle.models.comparable import check_same_tokenizer
 from upcycle.models.loading import load_tokenizer
-from upcycle.options.train import TrainOptions
-from upcycle.pipeline.conversion import is_conversion, option_changes
-from upcycle.pipeline.layout import Layout
-from upcycle.progress import Watcher, ignore
+from upcycle.pipeline.convert_stage import option_changes
+from upcycle.progress import Watcher
 from upcycle.recipe.commands import convert_command
+from upcycle.recipe.layout import Layout
 from upcycle.recipe.schema import Recipe
-from upcycle.training.facts import (
-    row_facts,
-    run_settings,
-    setting_keys,
-    text_facts,
-    training_rows,
-    weight_hashes,
-)
-from upcycle.training.team import team
+from upcycle.training.facts import weight_hashes
+from upcycle.training.team import Team, team
 
 if TYPE_CHECKING:
     from upcycle.training.result import TrainResult
 
-COMMAND = ("upcycle", "train", "RECIPE")  # for what an error advises
-JOIN = "train"  # the word at which all processes begin to train
+_JOIN = "train"  # the word at which all processes begin to train
 
 
-def train(
-    recipe: Recipe,
-    *,
-    resume: bool = False,
-    allow_change: Collection[str] = (),
-    overwrite: bool = False,
-    watch: Watcher = ignore,
-    tell: Callable[[str], None] = lambda line: None,
-    command: Sequence[str] = COMMAND,
-) -> "TrainResult | None":
+class Manner(TypedDict, total=False):
+    """How to train, beside what: arguments of `uptrain`, which tells of them."""
+
+    resume: bool
+    allow_change: Collection[str]
+    overwrite: bool
+    watch: Watcher
+    tell: Callable[[str], None]
+    command: Sequence[str]
+
+
+def train(recipe: Recipe, **manner: Unpack[Manner]) -> "TrainResult | None":
     """Uptrain the converted folder of a recipe, on all processes that were started together.
-
-    The arguments are those of `uptrain`.
 
     Returns:
         What the run did; None on a process whose first one ended before it.
@@ -69,37 +59,17 @@ def train(
             source; or as for `uptrain`.
         UpcycleError: as for `uptrain`.
     """
-    assert recipe.train is not None
     crew, notes = team(), []
     if crew is None or crew.is_first:
         notes = check_converted(recipe)
-        if crew is not None:
-            crew.tell(JOIN)
     elif crew.wait() is None:
         return None
-    result = start(
-        recipe,
-        resume=resume,
-        allow_change=allow_change,
-        overwrite=overwrite,
-        watch=watch,
-        tell=tell,
-        command=command,
-    )
+    result = start(recipe, **manner)
     return replace(result, notes=(*notes, *result.notes))
 
 
-def start(
-    recipe: Recipe,
-    *,
-    resume: bool,
-    overwrite: bool,
-    allow_change: Collection[str] = (),
-    watch: Watcher = ignore,
-    tell: Callable[[str], None] = lambda line: None,
-    command: Sequence[str] = COMMAND,
-) -> "TrainResult":
-    """Train a recipe's converted folder, after all checks; each process calls it.
+def start(recipe: Recipe, **manner: Unpack[Manner]) -> "TrainResult":
+    """Train a recipe's converted folder, after all checks; the first process calls the others.
 
     Raises:
         UpcycleError: as for `uptrain`.
@@ -107,20 +77,23 @@ def start(
     from upcycle.training.loop import uptrain
 
     assert recipe.train is not None
-    layout = Layout(recipe.output)
+    crew = team()
+    if crew is not None and crew.is_first:
+        crew.tell(_JOIN)
+    layout, teacher = Layout(recipe), teacher_of(recipe)
     return uptrain(
-        layout.converted,
-        teacher_of(recipe),
-        recipe.train,
-        layout.uptrained,
-        layout.training,
-        resume=resume,
-        allow_change=allow_change,
-        overwrite=overwrite,
-        watch=watch,
-        tell=tell,
-        command=command,
+        layout.converted, teacher, recipe.train, layout.uptrained, layout.training, **manner
     )
+
+
+def join(recipe: Recipe, crew: Team) -> None:
+    """Train whenever the first process begins to, until it ends; the other processes do.
+
+    Raises:
+        UpcycleError: as for `uptrain`.
+    """
+    while crew.wait() is not None:
+        start(recipe, resume=True, overwrite=True)
 
 
 def teacher_of(recipe: Recipe) -> Path:
@@ -136,6 +109,8 @@ def check_teacher(recipe: Recipe) -> str:
         CheckpointError: it is missing or damaged.
         EvaluationError: its tokenizer is not the source's.
     """
+    from upcycle.models.comparable import check_same_tokenizer
+
     folder = Checkpoint.open(teacher_of(recipe)).folder
     source = load_tokenizer(resolve(recipe.source))
     check_same_tokenizer(source, load_tokenizer(folder), folder)
@@ -153,7 +128,7 @@ def check_converted(recipe: Recipe) -> list[str]:
         CheckpointError: it or its manifest is damaged, or the source is missing.
         EvaluationError: a teacher that the recipe names reads other tokens.
     """
-    folder = Layout(recipe.output).converted
+    folder = Layout(recipe).converted
     if not folder.is_dir():
         raise TrainingError(
             f"there is no converted checkpoint {folder}",
@@ -181,9 +156,10 @@ def check_converted(recipe: Recipe) -> list[str]:
             f"one as train.teacher; or convert again: `{convert_command(recipe, overwrite=True)}`",
         )
     _check_unchanged(checkpoint, manifest)
-    if not is_conversion(manifest):
+    if manifest.stage != CONVERT:
         note = f"{folder.name} was uptrained before: of the recipe's convert section only"
         return [f"{note} kv_heads is compared"]
+    check_options(recipe.convert)
     changes = option_changes(manifest, recipe.convert)
     if changes:
         raise TrainingError(
@@ -205,61 +181,19 @@ def _check_kv_heads(checkpoint: Checkpoint, recipe: Recipe) -> None:
         )
 
 
-def _check_unchanged(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:
+def _check_unchanged(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Refuse weights and a configuration that are no longer what the manifest tells of."""
-    changed = other_files(made_hashes(manifest), weight_hashes(checkpoint))
+    # An uptraining notes the weights alone.
+    noted = manifest.result.weights if manifest.stage == TRAIN else manifest.result.files
+    files = {
+        name: known
+        for name, known in noted.items()
+        if is_of_model(name) and not is_vocabulary(name)
+    }
+    changed = other_files(files, weight_hashes(checkpoint))
     if changed:
         raise TrainingError(
             f"{', '.join(changed)} was changed after {checkpoint.folder} was made",
             where=str(checkpoint.folder),
             fix=f"make the folder again, or remove its {MANIFEST_NAME} to train it as it is",
         )
-
-
-def made_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Hashes of the configuration and weights that a conversion or an uptraining wrote.
-
-    An uptraining notes those of the weights alone.
-    """
-    result = mapping(manifest.get("result"))
-    files = mapping(result.get("weights" if manifest.get("stage") == TRAIN else "files"))
-    return {
-        name: known
-        for name, known in files.items()
-        if is_of_model(name) and not is_vocabulary(name)
-    }
-
-
-def run_changes(
-    facts: Mapping[str, Any],
-    recipe: TrainOptions,
-    *,
-    converted: Path,
-    student: Mapping[str, str] | None,
-    teacher: Mapping[str, str],
-) -> list[str]:
-    """What makes a run that is asked for another than the one that left a state or a result.
-
-    Args:
-        facts: of the run that was, see `run_facts`.
-        recipe: what is asked for.
-        converted: the student's folder, for its tokenizer.
-        student: hashes of its configuration and weights; None where it is still to be made.
-        teacher: those of the teacher.
-    """
-    known = {key: facts[key] for key in setting_keys() if key in facts}
-    changed = differences(known, run_settings(recipe))
-    changed += differences({"teacher": facts.get("teacher")}, {"teacher": teacher})
-    if student is None:
-        return changed
-    changed += differences({"student": facts.get("student")}, {"student": student})
-    # Only the rows decide, but the same text makes the same ones: most runs need no tokenising.
-    if not changed and facts.get("text") != text_facts(recipe, converted):
-        rows, _ = training_rows(converted, recipe)
-        changed += differences({"rows": facts.get("rows")}, {"rows": row_facts(rows)})
-    return changed
-
-
-def result_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of the run that made an uptrained folder."""
-    return {**mapping(manifest.get("options")), **mapping(manifest.get("source"))}

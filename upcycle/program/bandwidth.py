@@ -4,18 +4,17 @@ Decoding is bound by memory: each token reads every weight and the whole KV cach
 compares graphs and models; only a device tells speed.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from upcycle.attention import AttentionShape
 from upcycle.kvcache.counting import parameters_saved
 from upcycle.options.attention_forms import QFOLD, REPEAT_KV, AttentionForm
 from upcycle.program.chunked import read_exported
-from upcycle.program.counting import Traffic, count_traffic
+from upcycle.program.counting import count_traffic
 from upcycle.program.graph import Graph
 from upcycle.program.inferred import inferred_shape
-from upcycle.program.noted import noted_manifest, required_manifest
+from upcycle.program.noted import ExportManifest, noted_manifest, required_manifest
 
 BANDWIDTH = 55_900_000_000  # B/s
 BANDWIDTH_SOURCE = (
@@ -114,30 +113,63 @@ def exported_shape(graph: Graph) -> dict[str, int] | None:
     return None if manifest is None else _shape_in(manifest)
 
 
-def _shape_in(manifest: dict[str, Any]) -> dict[str, int]:
-    decoder = manifest["result"]["decoder"]
+def _shape_in(manifest: ExportManifest) -> dict[str, int]:
+    decoder = manifest.result.decoder
     return {
-        "num_layers": decoder["num_layers"],
-        "num_attention_heads": decoder["num_attention_heads"],
-        "num_key_value_heads": decoder["num_key_value_heads"],
-        "head_dims": decoder["head_dim"] + decoder["value_head_dim"],
-        "context": manifest["options"]["context"],
+        "num_layers": decoder.num_layers,
+        "num_attention_heads": decoder.num_attention_heads,
+        "num_key_value_heads": decoder.num_key_value_heads,
+        "head_dims": decoder.head_dim + decoder.value_head_dim,
+        "context": manifest.options.context,
     }
 
 
-def describe_export(
-    source_shape: AttentionShape, package: str | Path, bandwidth: float = BANDWIDTH
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Compared:
+    """What decoding one token at full context would move, by the closed form.
+
+    Attributes:
+        num_key_value_heads: g.
+        kv_tiles: operations that copy K or V.
+        bytes_per_token: bytes.
+        tokens_per_second: the bound that the bandwidth sets.
+    """
+
+    num_key_value_heads: int
+    kv_tiles: int
+    bytes_per_token: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class ExportFigures:
+    """An export's section of the report.
+
+    Attributes:
+        context: C, the positions of the cache.
+        operations: of the decode graph.
+        kv_tiles: those of them that copy K or V.
+        kv_tile_bytes: what they write per token.
+        bytes_per_token: as counted in the graph, by the fields of `Traffic`, and their total.
+        compared: the source, the merged model with repeat-kv and with Q-fold, by these names.
+        bandwidth: B/s.
+    """
+
+    context: int
+    operations: int
+    kv_tiles: int
+    kv_tile_bytes: int
+    bytes_per_token: dict[str, int]
+    compared: dict[str, Compared]
+    bandwidth: int
+
+
+def describe_export(source_shape: AttentionShape, package: str | Path) -> ExportFigures:
     """An export's section of the report, for a package of `upcycle export`.
 
     Args:
         source_shape: the source's attention, before its heads were merged.
         package: the `.mlpackage`, or the folder of chunks.
-        bandwidth: B/s.
-
-    Returns:
-        The tiles of the package, its bytes per token as counted, and by the closed form what the
-        source, the merged model with repeat-kv, and the merged model with Q-fold would move.
 
     Raises:
         ExportError: the package is damaged, or not one of ours.
@@ -159,24 +191,23 @@ def describe_export(
     # The source reads its larger K and V projections too, each weight once per token in fp16.
     compared["source"] += _WEIGHT_BYTES * parameters_saved(source_shape, groups)
     kv_tiles = [tile for tile in function.tiles if tile.of_kv]
-    return {
-        "context": shape["context"],
-        "operations": function.histogram.total(),
-        "kv_tiles": len(kv_tiles),
-        "kv_tile_bytes": sum(tile.nbytes for tile in kv_tiles),
-        "bytes_per_token": {field.name: getattr(traffic, field.name) for field in fields(Traffic)}
-        | {"total": traffic.total},
-        "compared": {
-            name: {
-                "num_key_value_heads": rows[name][0],
-                "kv_tiles": _num_tiles(shape, *rows[name]),
-                "bytes_per_token": count,
-                "tokens_per_second": tokens_per_second(count, bandwidth),
-            }
+    return ExportFigures(
+        context=shape["context"],
+        operations=function.histogram.total(),
+        kv_tiles=len(kv_tiles),
+        kv_tile_bytes=sum(tile.nbytes for tile in kv_tiles),
+        bytes_per_token=asdict(traffic) | {"total": traffic.total},
+        compared={
+            name: Compared(
+                num_key_value_heads=rows[name][0],
+                kv_tiles=_num_tiles(shape, *rows[name]),
+                bytes_per_token=count,
+                tokens_per_second=tokens_per_second(count),
+            )
             for name, count in compared.items()
         },
-        "bandwidth": bandwidth,
-    }
+        bandwidth=BANDWIDTH,
+    )
 
 
 def _num_tiles(shape: dict[str, int], num_key_value_heads: int, form: AttentionForm) -> int:

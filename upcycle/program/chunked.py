@@ -4,16 +4,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from upcycle.errors import ExportError
 from upcycle.program.graph import METADATA_KEY, Function, Graph
-from upcycle.program.noted import STAGE, check_manifest, noted_manifest
+from upcycle.program.noted import ExportManifest, folder_manifest, noted_manifest
 from upcycle.program.operation import Operation
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import HIDDEN, NEW_HIDDEN
-from upcycle.program.specification import reading_product
 
 _Value = TypeVar("_Value")
 
@@ -35,21 +33,12 @@ def chunk_paths(output: Path) -> list[Path]:
         CheckpointError: the folder's manifest is damaged.
         ExportError: the same.
     """
-    manifest = _chunks_manifest(output)
-    if manifest is None:
-        return [output]
-    count = len(manifest["result"]["chunks"])
-    return [output / chunk_name(number) for number in range(1, count + 1)]
+    return _paths(output, folder_manifest(output))
 
 
-def _chunks_manifest(output: Path) -> dict[str, Any] | None:
-    """The manifest of a folder of chunks; None of anything else."""
-    with reading_product(output):
-        manifest = read_manifest(output)
-    if manifest is None or manifest["stage"] != STAGE:
-        return None
-    check_manifest(manifest, str(output / MANIFEST_NAME))
-    return manifest if manifest["result"].get("chunks") else None
+def _paths(output: Path, manifest: ExportManifest | None) -> list[Path]:
+    chunks = None if manifest is None else manifest.result.chunks
+    return [output / chunk_name(i + 1) for i in range(len(chunks))] if chunks else [output]
 
 
 def read_exported(output: Path) -> Graph:
@@ -61,16 +50,19 @@ def read_exported(output: Path) -> Graph:
         CheckpointError: the folder's manifest is damaged.
         ExportError: there is no package, or a damaged one, or a chunk is another one.
     """
-    paths = chunk_paths(output)
+    manifest = folder_manifest(output)
+    paths = _paths(output, manifest)
     graphs = [read_graph(path) for path in paths]
-    if paths == [output]:
+    if manifest is None or paths == [output]:
         return graphs[0]
-    manifest = _chunks_manifest(output)
-    assert manifest is not None
     for number, (path, graph) in enumerate(zip(paths, graphs, strict=True), start=1):
-        noted = noted_manifest(graph) or {"result": {}}
-        same = all(noted.get(key) == manifest[key] for key in ("source", "options"))
-        if not same or (noted["result"].get("chunk") or {}).get("number") != number:
+        noted = noted_manifest(graph)
+        if (
+            noted is None
+            or (noted.source, noted.options) != (manifest.source, manifest.options)
+            or noted.result.chunk is None
+            or noted.result.chunk.number != number
+        ):
             raise ExportError(
                 f"{path.name} is not chunk {number} of the export that its folder is of",
                 where=str(path),
@@ -79,7 +71,7 @@ def read_exported(output: Path) -> Graph:
     functions = {
         name: _join([graph.functions[name] for graph in graphs]) for name in graphs[0].functions
     }
-    return Graph(functions, {METADATA_KEY: json.dumps(manifest)}, graphs[0].default)
+    return Graph(functions, {METADATA_KEY: json.dumps(manifest.document)}, graphs[0].default)
 
 
 def _join(parts: Sequence[Function]) -> Function:

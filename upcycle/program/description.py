@@ -47,9 +47,11 @@ def describe_package(
     """
     graph = read_exported(Path(package))
     compared = [*_this_graph(graph, without_cache), *alternatives(graph, without_cache)]
+    noted = noted_manifest(graph)
+    chunk = noted and noted.result.chunk
     return {
         "package": str(package),
-        "chunk": (noted_manifest(graph) or {}).get("result", {}).get("chunk"),
+        "chunk": chunk and chunk.document,
         "weight_bytes": graph.weight_bytes,
         "functions": {
             name: _describe_function(function, bandwidth)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
+from upcycle.checkpoint.manifest import hash_file
 from upcycle.errors import ExportError
 from upcycle.program.chunked import chunk_paths
-from upcycle.program.noted import STAGE, check_manifest
+from upcycle.program.noted import folder_manifest
 from upcycle.program.specification import reading_product
 
 
@@ -42,18 +42,14 @@ def check_hashes(product: Path) -> None:
 
 def _noted_hashes(product: Path, package: Path) -> Mapping[str, str]:
     """The hash of each file of a package, by its path in it."""
-    folder = bundle_folder(product) if package == product else product
-    with reading_product(folder):
-        manifest = read_manifest(folder)
-    if manifest is None or manifest["stage"] != STAGE:
+    manifest = folder_manifest(bundle_folder(product) if package == product else product)
+    if manifest is None:
         return {}
-    result = check_manifest(manifest, str(folder / MANIFEST_NAME))["result"]
     if package == product:
-        found: Mapping[str, str] = result.get("package") or {}
-        return found
+        return manifest.result.package or {}
     inside = f"{package.name}/"
     return {
         name.removeprefix(inside): noted
-        for name, noted in (result.get("files") or {}).items()
+        for name, noted in (manifest.result.files or {}).items()
         if name.startswith(inside)
     }

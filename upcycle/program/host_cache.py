@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upcycle.errors import ExportError
+from upcycle.program.noted import ExportManifest
 from upcycle.program.signature import INPUT_IDS, KEY_CACHE, MASKED, POSITION, VALUE_CACHE
 
 _NEW_KEY = "newKey"
@@ -36,17 +37,16 @@ class HostCache:
         self.length = 0
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "HostCache":
+    def of(cls, manifest: ExportManifest) -> "HostCache":
         """An empty cache for the program that a package's manifest describes."""
-        context: int = manifest["options"]["context"]
-        shape: Mapping[str, Any] = manifest["result"]["decoder"]
-        heads = (1, shape["num_key_value_heads"], context)
-        dims = (shape["head_dim"], shape["value_head_dim"])
-        names = past_names(shape["num_layers"])
+        shape = manifest.result.decoder
+        heads = (1, shape.num_key_value_heads, manifest.options.context)
+        dims = (shape.head_dim, shape.value_head_dim)
+        names = past_names(shape.num_layers)
         past = {
             name: np.zeros((*heads, dims[i % 2]), dtype=np.float16) for i, name in enumerate(names)
         }
-        return cls(past, shape["masks"])
+        return cls(past, shape.masks)
 
     @property
     def context(self) -> int:

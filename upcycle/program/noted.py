@@ -2,29 +2,35 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, Texts, read_manifest
 from upcycle.errors import ExportError
 from upcycle.program.graph import METADATA_KEY, Graph
 from upcycle.program.signature import DECODE
+from upcycle.program.specification import reading_product
 
 STAGE = "export"
 _Count = Annotated[int, Field(gt=0)]
 
 
-class _Part(BaseModel):
-    """What is read of a part of the manifest; there may be more in it."""
+class ExportedOptions(ManifestPart):
+    """What an export was asked for.
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    Attributes:
+        context: C, the positions that the cache holds.
+        dtype: of a Core AI asset's arithmetic.
+    """
 
-
-class _Options(_Part):
     context: _Count
+    dtype: str | None = None
 
 
-class _Decoder(_Part):
+class NotedDecoder(ManifestPart):
+    """What the program computes per token; the fields are `DecoderShape`'s."""
+
     num_layers: _Count
     num_attention_heads: _Count
     num_key_value_heads: _Count
@@ -34,29 +40,51 @@ class _Decoder(_Part):
     masks: dict[str, _Count | None]
 
 
-class _Chunk(_Part):
+class Chunk(ManifestPart):
+    """Which part of a model a package holds.
+
+    Attributes:
+        number: of the chunk, from 1.
+        of: how many there are.
+        first_layer: the model's layer that it begins with.
+        num_layers: how many layers it has.
+    """
+
     number: _Count
     of: _Count
     first_layer: Annotated[int, Field(ge=0)]
     num_layers: _Count
 
 
-class _Result(_Part):
-    decoder: _Decoder
-    chunk: _Chunk | None = None
-    chunks: list[dict[str, Any]] | None = None
+class ExportedResult(ManifestPart):
+    """What an export made.
+
+    Attributes:
+        decoder: the program's numbers.
+        chunk: which part of the model the package holds; None for all of it.
+        chunks: the packages of a folder of chunks.
+        files: hashes of the files of the folder, where the manifest lies in one.
+        package: hashes of the files of the package beside that folder.
+    """
+
+    decoder: NotedDecoder
+    chunk: Chunk | None = None
+    chunks: list[ManifestPart] | None = None
     files: dict[str, str] | None = None
     package: dict[str, str] | None = None
 
 
-class _Manifest(_Part):
-    source: dict[str, Any]
-    options: _Options
-    result: _Result
+class ExportManifest(ManifestPart):
+    """The manifest of `upcycle export`, every key that is read of it checked."""
+
+    source: ManifestPart
+    options: ExportedOptions
+    versions: Texts = Field(default={})
+    result: ExportedResult
 
 
-def check_manifest(document: object, where: str) -> dict[str, Any]:
-    """A manifest of `upcycle export` as it was read, with every key that an export notes.
+def check_manifest(document: object, where: str) -> ExportManifest:
+    """A manifest of `upcycle export`, with every key that an export notes.
 
     Args:
         document: what was read.
@@ -66,16 +94,28 @@ def check_manifest(document: object, where: str) -> dict[str, Any]:
         ExportError: a key is missing, or its value is of another kind.
     """
     try:
-        _Manifest.model_validate(document)
+        return ExportManifest.model_validate(document)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         problem = f"{key} is missing or has a wrong value" if key else "it is no JSON object"
         raise damaged(problem, where) from error
-    assert isinstance(document, dict)
-    return document
 
 
-def required_manifest(graph: Graph, product: Path) -> dict[str, Any]:
+def folder_manifest(folder: Path) -> ExportManifest | None:
+    """The manifest of a folder or asset; None where none of `upcycle export` is there.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ExportError: the same, or a key is missing, or its value is of another kind.
+    """
+    with reading_product(folder):
+        manifest = read_manifest(folder)
+    if manifest is None or manifest.stage != STAGE:
+        return None
+    return check_manifest(manifest.document, str(folder / MANIFEST_NAME))
+
+
+def required_manifest(graph: Graph, product: Path) -> ExportManifest:
     """The manifest in a package's metadata.
 
     Args:
@@ -98,7 +138,7 @@ def required_manifest(graph: Graph, product: Path) -> dict[str, Any]:
     return manifest
 
 
-def noted_manifest(graph: Graph) -> dict[str, Any] | None:
+def noted_manifest(graph: Graph) -> ExportManifest | None:
     """The manifest of a package of `upcycle export`; None for others, and where it is damaged."""
     try:
         return required_manifest(graph, Path())
@@ -106,21 +146,21 @@ def noted_manifest(graph: Graph) -> dict[str, Any] | None:
         return None
 
 
-def check_program(graph: Graph, manifest: dict[str, Any], where: str) -> None:
+def check_program(graph: Graph, manifest: ExportManifest, where: str) -> None:
     """See that a manifest's numbers can be those of a program: a check allocates by them.
 
     Raises:
         ExportError: the program has other masks or another context, or cannot have so many layers.
     """
-    decoder, decode = manifest["result"]["decoder"], graph.functions.get(DECODE)
+    decoder, decode = manifest.result.decoder, graph.functions.get(DECODE)
     if decode is None:
         raise damaged(f"the program has no function {DECODE!r}", where)
-    if not decoder["masks"].keys() <= set(decode.inputs):
+    if not decoder.masks.keys() <= set(decode.inputs):
         raise damaged("result.decoder.masks names what is no input of the program", where)
-    for name in decoder["masks"]:
-        if decode.types[name].shape[-1:] != (manifest["options"]["context"],):
+    for name in decoder.masks:
+        if decode.types[name].shape[-1:] != (manifest.options.context,):
             raise damaged(f"options.context is not the length of the input {name!r}", where)
-    if decoder["num_layers"] > len(decode.operations):
+    if decoder.num_layers > len(decode.operations):
         raise damaged("result.decoder.num_layers is more than the program can have", where)
 
 

@@ -1,7 +1,7 @@
 """What a decoder takes and gives: the interface of an exported function.
 
 The names of tokens, mask, logits and states are those of swift-transformers, whose stateful class
-wants another program all the same: see `several-masks` among the lints, and the README.
+wants another program all the same: see `several-masks` among the lints, and docs/core-ml.md.
 """
 
 from collections.abc import Mapping

@@ -64,7 +64,11 @@ def reading_product(product: Path) -> Iterator[None]:
 
 
 def write_metadata(package: Path, metadata: Mapping[str, str]) -> None:
-    """Replace what a package notes about itself; the same package and notes give the same bytes."""
+    """Replace what a package notes about itself; the same package and notes give the same bytes.
+
+    Raises:
+        ExportError: the package cannot be read.
+    """
     model = read_specification(package)
     noted = model.description.metadata.userDefined
     noted.clear()
@@ -73,7 +77,11 @@ def write_metadata(package: Path, metadata: Mapping[str, str]) -> None:
 
 
 def write_specification(package: Path, model: Any) -> None:
-    """Replace the `Model` message of a package; equal messages give the same bytes."""
+    """Replace the `Model` message of a package; equal messages give the same bytes.
+
+    Raises:
+        ExportError: the package has no such file.
+    """
     _specification_path(package).write_bytes(model.SerializeToString(deterministic=True))
 
 

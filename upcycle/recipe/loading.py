@@ -15,11 +15,24 @@ from pydantic import ValidationError
 from upcycle.checkpoint.hub import is_hub_id
 from upcycle.errors import RecipeError, UpcycleError
 from upcycle.options.base import BUILTIN
+from upcycle.options.convert import ConvertOptions
+from upcycle.options.evaluate import EvaluateOptions
+from upcycle.options.export import ExportOptions
+from upcycle.options.stage import gathered
 from upcycle.recipe.problems import problems_of
 from upcycle.recipe.schema import Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
 from upcycle.utf8 import shown
 
+_TEXTS = [
+    (section, key)
+    for section, options in (
+        ("convert", ConvertOptions),
+        ("evaluate", EvaluateOptions),
+        ("export", ExportOptions),
+    )
+    for key in options.texts()
+]
 _MODELS: tuple[Location, ...] = (("source",), ("train", "teacher"))  # may be Hub ids
 
 
@@ -61,7 +74,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         problems += _apply(value, override, origins)
     try:
-        recipe = Recipe.model_validate(value)
+        with gathered():
+            recipe = Recipe.model_validate(value)
     except ValidationError as error:
         problems += problems_of(error, Recipe, place)
         raise _failure(path, problems) from error
@@ -93,8 +107,9 @@ def _python_value(path: Path) -> dict[str, Any]:
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        recipe = module.recipe()
+        with gathered():
+            spec.loader.exec_module(module)
+            recipe = module.recipe()
     except ValidationError as error:
         raise _failure(path, problems_of(error, Recipe, _file_only(path))) from error
     except UpcycleError:
@@ -207,11 +222,7 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
     exported = _get(value, "export")
     if str(_get(exported, "quantize")).endswith((".yaml", ".yml")):
         slots.append((exported, "quantize", ("export", "quantize")))
-    for section, key in (
-        ("convert", "calibration"),
-        ("evaluate", "text"),
-        ("export", "calibration"),
-    ):
+    for section, key in _TEXTS:
         texts = _get(_get(value, section), key)
         if isinstance(texts, list):
             slots += [

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from upcycle.options.base import REFUSED
 from upcycle.recipe.strict_yaml import Location, Problem
 
 
@@ -39,7 +40,7 @@ def _problem(details: Any, root: type[BaseModel], place: Callable[[Location], st
             place(location), f"should have keys of its own ({keys}), not {details['input']!r}"
         )
     message = details["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    if kind == "value_error":
+    if kind in ("value_error", REFUSED):
         return Problem(place(location), message)
     return Problem(place(location), f"{message}, not {details['input']!r}")
 

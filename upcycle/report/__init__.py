@@ -1,0 +1,1 @@
+"""A comparison as one JSON document, and the pages made from it."""

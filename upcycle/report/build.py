@@ -1,13 +1,13 @@
 """Gather everything that a report shows into one JSON document."""
 
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.lineage import not_of_origin, origin_of
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest, versions
+from upcycle.evaluation.results import Comparison
+from upcycle.program.bandwidth import ExportFigures
 from upcycle.report.schema import (
     SCHEMA,
     HeldOutPoint,
@@ -17,7 +17,6 @@ from upcycle.report.schema import (
     TrainingPoint,
 )
 from upcycle.training.log import logged_number, read_log
-from upcycle.version import __version__
 
 MOST_POINTS = 400
 # What loading reads. Other files, such as a second copy in another format, may be huge.
@@ -26,25 +25,23 @@ LIBRARIES = ("safetensors", "scipy", "tokenizers", "torch", "transformers")
 
 
 def build_report(
-    comparison: Mapping[str, Any],
+    comparison: Comparison,
     *,
     folders: Mapping[str, Path],
     command: str,
     training_log: Path | None = None,
-    export: Mapping[str, Any] | None = None,
+    export: ExportFigures | None = None,
 ) -> ReportDocument:
     """The content of report.json. It holds no times, host names or absolute paths.
 
     Args:
-        comparison: `Comparison.to_dict()`.
+        comparison: what was measured.
         folders: the checkpoint folder of each model, by its label in the comparison.
         command: the command that makes the report again.
         training_log: `training/log.jsonl` of the uptraining run.
-        export: `describe_export()`; may be set later in the document and rendered again.
+        export: what was counted in the Core ML package.
     """
-    provenance = [
-        _provenance(model["label"], folders[model["label"]]) for model in comparison["models"]
-    ]
+    provenance = [_provenance(model.label, folders[model.label]) for model in comparison.models]
     training = read_training_log(training_log) if training_log else None
     warnings = _other_sources(provenance)
     if training_log and training is None:
@@ -52,20 +49,16 @@ def build_report(
             f"{training_log.name} of the uptraining tells of no step that can be read, so that "
             "nothing is said of it here"
         )
-    return {
-        "schema": SCHEMA,
-        "command": command,
-        "versions": {
-            "upcycle": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in LIBRARIES},
-        },
-        "comparison": dict(comparison),
-        "provenance": provenance,
-        "warnings": warnings,
-        "training": training,
-        "export": dict(export) if export is not None else None,
-    }
+    return ReportDocument(
+        schema=SCHEMA,
+        command=command,
+        versions=versions(LIBRARIES),
+        comparison=comparison,
+        provenance=provenance,
+        warnings=warnings,
+        training=training,
+        export=export,
+    )
 
 
 def read_training_log(path: Path) -> Training | None:
@@ -77,24 +70,18 @@ def read_training_log(path: Path) -> Training | None:
     steps = _by_step(rows, "loss")
     if not steps:
         return None
-    points: list[TrainingPoint] = [
-        {"step": row["step"], "loss": logged_number(row, "loss")} for row in _thinned(steps)
-    ]
-    held_out: list[HeldOutPoint] = [
-        {
-            "step": row["step"],
-            "kl": logged_number(row, "heldout_kl"),
-            "nll": logged_number(row, "heldout_nll"),
-        }
-        for row in _by_step(rows, "heldout_kl")
-    ]
     tokens = logged_number(steps[-1], "tokens")
-    return {
-        "steps": steps[-1]["step"],
-        "tokens": None if tokens is None else int(tokens),
-        "points": points,
-        "held_out": held_out,
-    }
+    return Training(
+        steps=steps[-1]["step"],
+        tokens=None if tokens is None else int(tokens),
+        points=[TrainingPoint(row["step"], logged_number(row, "loss")) for row in _thinned(steps)],
+        held_out=[
+            HeldOutPoint(
+                row["step"], logged_number(row, "heldout_kl"), logged_number(row, "heldout_nll")
+            )
+            for row in _by_step(rows, "heldout_kl")
+        ],
+    )
 
 
 def _by_step(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
@@ -115,24 +102,24 @@ def _other_sources(provenance: list[ModelProvenance]) -> list[str]:
     source, *candidates = provenance
     warnings = []
     for model in candidates:
-        origin = origin_of(model["manifest"])
-        other = not_of_origin(origin, source["files"]) if origin else []
+        origin = origin_of(model.manifest)
+        other = not_of_origin(origin, source.files) if origin else []
         if other:
             warnings.append(
-                f"{model['label']} ({model['folder']}) was not made from {source['folder']}: "
+                f"{model.label} ({model.folder}) was not made from {source.folder}: "
                 f"{', '.join(other)} there is another than its upcycle.json tells"
             )
     return warnings
 
 
 def _provenance(label: str, folder: Path) -> ModelProvenance:
-    return {
-        "label": label,
-        "folder": folder.resolve().name,
-        "files": {
+    return ModelProvenance(
+        label=label,
+        folder=folder.resolve().name,
+        files={
             path.name: hash_file(path)
             for path in sorted(folder.iterdir())
             if path.suffix in LOADED_SUFFIXES and path.is_file() and path.name != MANIFEST_NAME
         },
-        "manifest": read_manifest(folder),
-    }
+        manifest=read_manifest(folder),
+    )

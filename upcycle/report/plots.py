@@ -7,9 +7,11 @@ drawing serves light and dark.
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from upcycle.conversion.measured import MeasuredLayer
+from upcycle.evaluation.results import Model
 from upcycle.pages.formatting import binary_bytes
 from upcycle.report.schema import Training
 
@@ -38,14 +40,13 @@ def loss_curve(training: Training) -> str:
     """
 
     def draw(axes: "Axes") -> None:
-        steps = [point["step"] for point in training["points"]]
-        losses = _gapped(point["loss"] for point in training["points"])
-        divergences = _gapped(point["kl"] for point in training["held_out"])
+        steps = [point.step for point in training.points]
+        losses = _gapped(point.loss for point in training.points)
+        divergences = _gapped(point.kl for point in training.held_out)
         axes.plot(steps, losses, color=SERIES[0], linewidth=1.2, label="training loss")
-        held_out = training["held_out"]
-        if held_out:
+        if training.held_out:
             axes.plot(
-                [point["step"] for point in held_out],
+                [point.step for point in training.held_out],
                 divergences,
                 color=SERIES[2],
                 marker="D",
@@ -61,23 +62,23 @@ def loss_curve(training: Training) -> str:
     return _render("loss", draw)
 
 
-def losses_by_layer(layers: Sequence[Mapping[str, Any]]) -> str:
+def losses_by_layer(layers: Sequence[MeasuredLayer]) -> str:
     """What merging left behind in each layer, as a calibrated conversion measured it.
 
     Args:
-        layers: `result.layers` of the conversion's manifest.
+        layers: of the conversion's manifest.
     """
 
     def draw(axes: "Axes") -> None:
-        numbers = [layer["layer"] for layer in layers]
+        numbers = [layer.layer for layer in layers]
         lines = {
-            "keys lost": _gapped(layer["residual"]["keys"] for layer in layers),
-            "values lost": _gapped(layer["residual"]["values"] for layer in layers),
+            "keys lost": [layer.residual.keys for layer in layers],
+            "values lost": [layer.residual.values for layer in layers],
         }
-        refined = [layer["refinement"] for layer in layers]
-        if all(refined):
-            lines["output error before refining"] = _gapped(fit["before"] for fit in refined)
-            lines["output error after"] = _gapped(fit["after"] for fit in refined)
+        refined = [layer.refinement for layer in layers if layer.refinement]
+        if len(refined) == len(layers):
+            lines["output error before refining"] = [fit.before for fit in refined]
+            lines["output error after"] = [fit.after for fit in refined]
         for index, (label, values) in enumerate(lines.items()):
             axes.plot(numbers, [100 * v for v in values], label=label, **_series(index))
         axes.set_ylim(bottom=0)
@@ -88,18 +89,18 @@ def losses_by_layer(layers: Sequence[Mapping[str, Any]]) -> str:
     return _render("layers", draw)
 
 
-def kl_by_position(models: Sequence[Mapping[str, Any]]) -> str:
+def kl_by_position(models: Sequence[Model]) -> str:
     """Mean KL of each candidate over the context that a token had."""
 
     def draw(axes: "Axes") -> None:
         for index, model in enumerate(models):
-            if model["divergence"] is None:
+            if model.divergence is None:
                 continue
-            buckets = model["divergence"]["by_position"]
+            buckets = model.divergence.by_position
             axes.plot(
-                [(bucket["first"] + bucket["last"]) / 2 for bucket in buckets],
-                [bucket["kl_mean"] for bucket in buckets],
-                label=model["label"],
+                [(bucket.first + bucket.last) / 2 for bucket in buckets],
+                [bucket.kl_mean for bucket in buckets],
+                label=model.label,
                 **_series(index),
             )
         axes.set_xscale("log", base=2)
@@ -111,17 +112,17 @@ def kl_by_position(models: Sequence[Mapping[str, Any]]) -> str:
     return _render("position", draw)
 
 
-def cache_by_context(models: Sequence[Mapping[str, Any]]) -> str:
+def cache_by_context(models: Sequence[Model]) -> str:
     """Bytes of the KV cache of one sequence by its length; equal curves are drawn once."""
 
     def draw(axes: "Axes") -> None:
         lengths = [2**power for power in range(9, 18)]
         sizes: dict[int, list[int]] = {}
         for index, model in enumerate(models):
-            sizes.setdefault(model["kv_cache"]["bytes_per_token"], []).append(index)
+            sizes.setdefault(model.kv_cache.bytes_per_token, []).append(index)
         for size, indices in sizes.items():
             style = _series(indices[-1])
-            label = _joined([models[index]["label"] for index in indices])
+            label = _joined([models[index].label for index in indices])
             axes.plot(lengths, [length * size for length in lengths], label=label, **style)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
@@ -133,20 +134,20 @@ def cache_by_context(models: Sequence[Mapping[str, Any]]) -> str:
     return _render("cache", draw)
 
 
-def nll_histogram(models: Sequence[Mapping[str, Any]]) -> str:
+def nll_histogram(models: Sequence[Model]) -> str:
     """How often a token became more or less likely than under the source, and by how much."""
 
     def draw(axes: "Axes") -> None:
         for index, model in enumerate(models):
-            if model["divergence"] is None:
+            if model.divergence is None:
                 continue
-            histogram = model["divergence"]["nll_histogram"]
-            total = sum(histogram["counts"])
+            histogram = model.divergence.nll_histogram
+            total = sum(histogram.counts)
             style = _series(index)
             axes.stairs(
-                [100 * count / total for count in histogram["counts"]],
-                histogram["edges"],
-                label=model["label"],
+                [100 * count / total for count in histogram.counts],
+                histogram.edges,
+                label=model.label,
                 color=style["color"],
                 linestyle=style["linestyle"],
                 linewidth=1.6,

@@ -1,19 +1,24 @@
 """report.json to report.md and report.html, from the document alone."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
+from upcycle.checkpoint.manifest import Manifest
+from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.checkpoint.staging import write_file
+from upcycle.conversion.measured import measured_layers
 from upcycle.pages.formatting import pictured
 from upcycle.pages.page import template_environment
 from upcycle.report import summary
 from upcycle.report.schema import ReportDocument
-from upcycle.utf8 import strict, to_json
+from upcycle.utf8 import to_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-JSON_NAME, MARKDOWN_NAME, HTML_NAME = "report.json", "report.md", "report.html"
+MARKDOWN_NAME, HTML_NAME = "report.md", "report.html"
 
 
 def write_report(document: ReportDocument, folder: Path) -> None:
@@ -26,7 +31,7 @@ def write_report(document: ReportDocument, folder: Path) -> None:
         OutputError: one cannot be written.
     """
     pages = {
-        JSON_NAME: to_json(document, indent=2) + "\n",
+        REPORT_NAME: to_json(document.to_dict(), indent=2) + "\n",
         MARKDOWN_NAME: render_markdown(document),
         HTML_NAME: render_html(document),
     }
@@ -47,19 +52,16 @@ def render_html(document: ReportDocument) -> str:
     from upcycle.report import plots
 
     document = _readable(document)
-
-    models = document["comparison"]["models"]
-    training = document["training"]
+    models = document.comparison.models
     drawn = {
         "kl_by_position": plots.kl_by_position(models),
         "nll_histogram": plots.nll_histogram(models),
         "cache_by_context": plots.cache_by_context(models),
     }
-    if training:
-        drawn["loss_curve"] = plots.loss_curve(training)
-    manifests = [entry["manifest"] or {} for entry in document["provenance"]]
-    layers = [manifest.get("result", {}).get("layers") for manifest in manifests]
-    measured = next((found for found in layers if found), None)
+    if document.training:
+        drawn["loss_curve"] = plots.loss_curve(document.training)
+    layers = [measured_layers(entry.manifest) for entry in document.provenance if entry.manifest]
+    measured = next(filter(None, layers), None)
     if measured:
         drawn["losses_by_layer"] = plots.losses_by_layer(measured)
     template = _environment(autoescape=True).get_template("report.html.j2")
@@ -69,21 +71,21 @@ def render_html(document: ReportDocument) -> str:
 
 def _readable(document: ReportDocument) -> ReportDocument:
     """What report.json says, so that all three say the same."""
-    return cast("ReportDocument", strict(document))
+    return TypeAdapter(ReportDocument).validate_python(document.to_dict())
 
 
 def _view(document: ReportDocument) -> dict[str, Any]:
     """What both templates read."""
-    comparison = document["comparison"]
+    comparison = document.comparison
     return {
-        **document,
+        **vars(document),
         "title": summary.title(comparison),
         "verdict": summary.verdict(comparison),
         "key_figures": summary.key_figures(comparison),
         "sections": summary.sections(comparison),
-        "window_rule": summary.window_rule(comparison["text"]),
-        "models": comparison["models"],
-        "judged": comparison["models"][-1],
+        "window_rule": summary.window_rule(comparison.text),
+        "models": comparison.models,
+        "judged": comparison.models[-1],
         "margin_names": summary.MARGIN_NAMES,
         "margin_lines": summary.margin_lines(comparison),
         "export_names": summary.EXPORT_NAMES,
@@ -100,8 +102,8 @@ def _environment(*, autoescape: bool) -> "Environment":
     return environment
 
 
-def _json(value: object) -> str:
-    return to_json(value, indent=2)
+def _json(manifest: Manifest) -> str:
+    return to_json(manifest.document, indent=2)
 
 
 def _markdown_cell(value: object) -> str:

@@ -9,8 +9,6 @@ from upcycle.checkpoint.manifest import hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.data.documents import tokenise_files
 from upcycle.data.ledger import TRAIN_DATA, Ledger
-from upcycle.data.order import batch_rows
-from upcycle.data.packing import IGNORED, PackedRows, pack
 from upcycle.data.tokens import Tokens
 from upcycle.errors import DataError
 from upcycle.models.loading import load_tokenizer
@@ -20,12 +18,14 @@ from upcycle.utf8 import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from upcycle.data.packing import PackedRows
+
 # What may differ between a run and its resumption: none of it touches the weights beyond rounding.
-# `steps` stands for fraction and source_steps.
-FREE_KEYS = {
-    "checkpoint_every", "keep_last", "evaluate_every", "micro_batch_size", "fraction",
-    "source_steps",
-}  # fmt: skip
+# `steps` stands for fraction and source_steps; text and teacher are told by their hashes.
+FREE_KEYS = {name for name in TrainOptions.model_fields if not TrainOptions.written(name).noted} - {
+    "data",
+    "teacher",
+}
 _TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 _HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
 # Where few tokens are targets, and few of those are trained on, all rows are looked at.
@@ -33,13 +33,15 @@ _PLAIN_SHARE, _FEW_TARGETS = 0.5, 1000
 _DOCUMENTS = 20  # of every source, read at least before a run
 
 
-def training_rows(tokenizer_folder: Path, recipe: TrainOptions) -> tuple[PackedRows, PackedRows]:
+def training_rows(tokenizer_folder: Path, recipe: TrainOptions) -> "tuple[PackedRows, PackedRows]":
     """Packed rows to train on, and the last few (about 2 %), which are held out from it.
 
     Raises:
         DataError: the text cannot be read, is less than one batch, or has nothing to learn from in
             the rows of any step.
     """
+    from upcycle.data.packing import IGNORED, pack
+
     sources = [source.path for source in recipe.data.sources]
     tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data)
     rows = pack(tokens, recipe.sequence_length, where=_where(recipe))
@@ -53,12 +55,15 @@ def training_rows(tokenizer_folder: Path, recipe: TrainOptions) -> tuple[PackedR
     return training, rows.part(num_training, len(rows))
 
 
-def _check_steps(rows: PackedRows, recipe: TrainOptions) -> None:
+def _check_steps(rows: "PackedRows", recipe: TrainOptions) -> None:
     """Refuse a run of which every step would be passed over.
 
     Raises:
         DataError: naming the sources and their share of targets.
     """
+    from upcycle.data.order import batch_rows
+    from upcycle.data.packing import IGNORED
+
     if not rows.num_targets:
         raise _no_targets(f"{len(rows)} rows of {recipe.sequence_length} tokens", recipe)
     has_targets = (rows.labels[:, 1:] != IGNORED).any(dim=1)
@@ -174,7 +179,7 @@ def _check_batch(num_rows: int, num_held_out: int, recipe: TrainOptions) -> None
 
 
 def run_facts(
-    recipe: TrainOptions, student: Checkpoint, teacher: Checkpoint, rows: PackedRows
+    recipe: TrainOptions, student: Checkpoint, teacher: Checkpoint, rows: "PackedRows"
 ) -> dict[str, Any]:
     """Content hashes and options that make two runs the same run, as plain JSON values.
 
@@ -191,8 +196,7 @@ def run_facts(
 
 def run_settings(recipe: TrainOptions) -> dict[str, Any]:
     """The part of `run_facts` that the recipe says by itself."""
-    settings = recipe.model_dump(mode="json", exclude={"data", "teacher", *FREE_KEYS})
-    settings["steps"] = recipe.num_steps
+    settings = {**recipe.noted(), "steps": recipe.num_steps}
     return {
         **{key: value for key, value in settings.items() if value is not None},
         "data": [shown(source.path.name) for source in recipe.data.sources],
@@ -205,7 +209,7 @@ def setting_keys() -> set[str]:
     return {*TrainOptions.model_fields, "assistant_only"} - {"teacher", *FREE_KEYS}
 
 
-def row_facts(rows: PackedRows) -> dict[str, Any]:
+def row_facts(rows: "PackedRows") -> dict[str, Any]:
     """What tells rows from others."""
     return {"count": len(rows), "hash": rows.content_hash()}
 

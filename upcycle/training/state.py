@@ -8,12 +8,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import BaseModel, NonNegativeInt, ValidationError
-from safetensors.torch import load_file, save_file
-from torch import nn
 
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.staging import staged
@@ -21,6 +18,10 @@ from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.errors import OutputError, TrainingError
 from upcycle.training.log import LOG_NAME, is_log
 from upcycle.utf8 import to_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "moments.safetensors", "state.json"
 _PREFIX = "step-"
@@ -58,13 +59,15 @@ def save_state(
     work: Path,
     *,
     step: int,
-    trainable: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    trainable: "Mapping[str, nn.Parameter]",
+    optimizer: "torch.optim.Optimizer",
     facts: Mapping[str, Any],
     changes: Sequence[Mapping[str, Any]],
     keep_last: int | None,
 ) -> None:
     """Publish the state after `step` steps, then remove all but the newest `keep_last`, if any."""
+    from safetensors.torch import save_file
+
     moments = {
         f"{name}/{key}": value.contiguous()
         for name, parameter in trainable.items()
@@ -111,7 +114,11 @@ def remove_unfinished(work: Path) -> None:
 
 
 def find_state(work: Path) -> FoundState | None:
-    """The newest state whose files are what was written; damaged ones are passed over."""
+    """The newest state whose files are what was written; damaged ones are passed over.
+
+    Raises:
+        TrainingError: there are states, and each is damaged.
+    """
     notes = []
     for folder in state_folders(work):
         try:
@@ -169,9 +176,12 @@ def check_work(work: Path) -> None:
 
 
 def load_state(
-    found: FoundState, trainable: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    found: FoundState, trainable: "Mapping[str, nn.Parameter]", optimizer: "torch.optim.Optimizer"
 ) -> None:
     """Put a state's weights and moments back, in place."""
+    import torch
+    from safetensors.torch import load_file
+
     with under_utf8_name(found.folder) as named:
         weights, stored = load_file(named / _WEIGHTS), load_file(named / _MOMENTS)
     with torch.no_grad():

@@ -51,7 +51,11 @@ class Team:
         self._words += 1
 
     def wait(self) -> str | None:
-        """The first process's next word, however long that takes; None once it has ended."""
+        """The first process's next word, however long that takes; None once it has ended.
+
+        Raises:
+            TrainingError: the launcher is gone.
+        """
         key = f"word {self._words}"
         while not self._has(key):  # polled: a signal would not end a wait inside the store
             if self._is_lost:

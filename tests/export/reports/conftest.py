@@ -4,7 +4,7 @@ import pytest
 
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.graph import Graph
 from upcycle.program.reading import read_graph
 

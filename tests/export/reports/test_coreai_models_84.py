@@ -9,8 +9,8 @@ import pytest
 
 from upcycle.export.coreml import ExportResult
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.options import ExportOptions
 from upcycle.export.risks import device_notes
+from upcycle.options.export import ExportOptions
 
 SHAPE = DecoderShape(2, 4, 2, 64, 64, 15, {"causalMask": None})
 

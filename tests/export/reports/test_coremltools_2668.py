@@ -12,8 +12,8 @@ import torch
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import ExportOptions
 from upcycle.export.quiet import quiet_tracing
+from upcycle.options.export import ExportOptions
 
 UNCONVERTIBLE = {"aten::diff", "aten::new_ones", "aten::__ior__", "aten::bitwise_or"}
 

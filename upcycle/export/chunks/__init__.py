@@ -1,0 +1,1 @@
+"""A decoder cut into packages that a device takes."""

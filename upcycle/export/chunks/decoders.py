@@ -18,8 +18,8 @@ from upcycle.export.chunks.anatomy import Anatomy
 from upcycle.export.chunks.sizes import share_layers, stored_sizes
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.masks import masks_of_layers
-from upcycle.export.options import ExportOptions
 from upcycle.export.quantize.preparation import Prepared
+from upcycle.options.export import ExportOptions
 from upcycle.program.host_cache import new_names, past_names
 from upcycle.program.signature import HIDDEN, INPUT_IDS, LOGITS, NEW_HIDDEN, Input, Signature
 
@@ -88,7 +88,7 @@ class ChunkDecoder(nn.Module):
         return replace(whole, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
-        """As for the decoder, with hidden states of zeros."""
+        """As for the decoder, but behind the first chunk hidden states [1, T, D] for its tokens."""
         tokens, *others = self._decoder[0].example_inputs(queries)
         hidden = torch.zeros(1, queries, self._anatomy.width)
         return (tokens if self._is_first else hidden, *others)

@@ -10,11 +10,12 @@ from upcycle.export.checks import check_chunk, check_graph
 from upcycle.export.chunks.decoders import cut_decoder
 from upcycle.export.chunks.sizes import prepared_for
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.options import STATE, ExportOptions
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
+from upcycle.export.request import functions_of
 from upcycle.export.saving import save_package, weights_size
 from upcycle.options.attention_forms import FORMS
+from upcycle.options.export import STATE, ExportOptions
 from upcycle.program.chunked import chunk_name
 from upcycle.program.graph import METADATA_KEY
 from upcycle.program.reading import read_graph
@@ -70,7 +71,7 @@ class PlannedPackage:
             save_package(
                 self.decoder,
                 named / self.name,
-                functions=options.functions,
+                functions=functions_of(options),
                 metadata={HUB_NAME_KEY: shown(hub_name), METADATA_KEY: noted},
                 compress=self.prepared.compress if self.prepared else None,
                 watch=watch,

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.export.chunks.anatomy import Anatomy
-from upcycle.export.options import ExportOptions
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.quantize.schemes import Role, Scheme
 from upcycle.export.quantize.weights import WeightMatrix
+from upcycle.export.request import functions_of
+from upcycle.options.export import ExportOptions
 
 _HALF = 2  # bytes
 # A weight file aligns its records and their headers to 64 B. A compressed weight has two records,
@@ -75,7 +76,7 @@ def stored_sizes(
         before -= saved * ("embedding" in roles)
         behind -= saved * ("lm_head" in roles)
         shared -= saved * (len(roles) == 2)
-    constants = max(options.functions.values()) ** 2 * _HALF * num_masks + _SMALL
+    constants = max(functions_of(options).values()) ** 2 * _HALF * num_masks + _SMALL
     throughout = _stored(anatomy.throughout) + constants
     return Sizes(tuple(layers), before, behind, throughout, 0 if options.untie else shared)
 

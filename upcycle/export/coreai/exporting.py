@@ -13,11 +13,12 @@ from upcycle.export.checks import check_graph
 from upcycle.export.coreai.programs import DTYPES, convert_program, require_coreai
 from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
-from upcycle.export.options import DEFAULTS, STATE, ExportOptions, check_target
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
+from upcycle.export.request import check_target, functions_of
 from upcycle.options.attention_forms import FORMS
+from upcycle.options.export import DEFAULTS, STATE, ExportOptions
 from upcycle.program.coreai import read_program
-from upcycle.program.noted import check_program
+from upcycle.program.noted import check_manifest, check_program
 from upcycle.progress import Progress, Watcher, ignore
 
 SUFFIX = ".aimodel"
@@ -61,14 +62,14 @@ def export_coreai(
     steps = count()
 
     def step(note: str) -> None:
-        watch(Progress("export", next(steps), len(options.functions) + 3, "steps", note))
+        watch(Progress("export", next(steps), len(functions_of(options)) + 3, "steps", note))
 
     step("loading")
     decoder, shape = load_decoder(opened, options)
-    program = convert_program(decoder, options.functions, dtype, step)
+    program = convert_program(decoder, functions_of(options), dtype, step)
     with staged_entry(output, overwrite=overwrite, inputs=[opened.folder]) as asset:
         # Where a disk is full, Apple's writer ends the process.
-        graphs_size = _GRAPH_BYTES * shape.num_layers * len(options.functions)
+        graphs_size = _GRAPH_BYTES * shape.num_layers * len(functions_of(options))
         check_room(asset.parent, _weights_size(decoder) + graphs_size)
         _save(program, asset, hub_name(checkpoint, opened))
         manifest = write_export_manifest(
@@ -81,7 +82,7 @@ def export_coreai(
         )
         step("checking")
         graph = read_program(asset)
-        check_program(graph, manifest, str(output))
+        check_program(graph, check_manifest(manifest, str(output)), str(output))
         graphs = graph.functions
         for function in graphs.values():
             check_graph(

@@ -59,6 +59,9 @@ def dequantised(
         model: a causal LM of transformers in fp32.
         weights: of `find_weights`, by name.
         schemes: of `assign`, or some of them.
+
+    Raises:
+        ExportError: a weight is not finite in fp16.
     """
     saved = {name: model.get_parameter(name).data for name in schemes}
     try:
@@ -73,7 +76,11 @@ def dequantised(
 def dequantise_model(
     model: Any, weights: Mapping[str, WeightMatrix], schemes: Mapping[str, Scheme]
 ) -> None:
-    """Replace a model's weights for good by what the package holds; arguments as above."""
+    """Replace a model's weights for good by what the package holds; arguments as above.
+
+    Raises:
+        ExportError: a weight is not finite in fp16.
+    """
     for name, scheme in schemes.items():
         parameter = model.get_parameter(name)
         parameter.data = _in_place_of(parameter.data, weights[name], scheme)

@@ -105,7 +105,7 @@ def output_head(
 
 
 def split_rows(tensor: "Tensor", *counts: int) -> "Tensor":
-    """The first dimension as several: `counts` and the rest."""
+    """A tensor [rows, ...] as [*counts, rest, ...]: the first dimension as several."""
     return tensor.reshape(*counts, -1, *tensor.shape[1:])
 
 

@@ -56,10 +56,9 @@ def _converter_of(graph: Graph) -> str:
     """The version of coremltools that made a package; the suspected one where it is not noted."""
     noted = graph.metadata.get(_VERSION_KEY)
     manifest = noted_manifest(graph)
-    versions = None if manifest is None else manifest.get("versions")
-    if noted is None and isinstance(versions, dict):
-        noted = versions.get("coremltools")
-    return noted if isinstance(noted, str) else _CRASHING
+    if noted is None and manifest is not None:
+        noted = manifest.versions.get("coremltools")
+    return _CRASHING if noted is None else noted
 
 
 def palettes_of_4_bits(function: Function) -> list[str]:
@@ -77,11 +76,11 @@ def _dropped_layers(graph: Graph) -> Iterator[Found]:
     manifest = noted_manifest(graph)
     if manifest is None:
         return
-    decoder = manifest["result"]["decoder"]
+    decoder = manifest.result.decoder
     for name, function in graph.functions.items():
         counts = {
-            "linear layers": (_linears(function), decoder["num_linears"]),
-            "cache writes": (len(function.kv.updates), 2 * decoder["num_layers"]),
+            "linear layers": (_linears(function), decoder.num_linears),
+            "cache writes": (len(function.kv.updates), 2 * decoder.num_layers),
         }
         for what, (found, expected) in counts.items():
             if found < expected:

@@ -1,4 +1,4 @@
-"""The README's Python client, with this project's interpreter in the place of Core ML."""
+"""The Python client of docs/core-ml.md, with this project's interpreter in the place of Core ML."""
 
 import re
 import sys
@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_checkpoint
 from upcycle.export.coreml import export_coreml
-from upcycle.export.options import ExportOptions
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
+from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 
 CONTEXT = 64
@@ -43,10 +43,8 @@ class MLModel:
 
 
 def client() -> str:
-    readme = Path(__file__).parents[2] / "README.md"
-    (code,) = re.findall(
-        r"```python\n(import json.*?)```", readme.read_text(encoding="utf-8"), re.S
-    )
+    page = Path(__file__).parents[2] / "docs" / "core-ml.md"
+    (code,) = re.findall(r"```python\n(import json.*?)```", page.read_text(encoding="utf-8"), re.S)
     return code
 
 
