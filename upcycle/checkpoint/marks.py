@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, Part, Texts
+from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, Texts
 
 _NAME = "upcycle"
 REPORT_NAME = "report.json"
@@ -43,7 +43,7 @@ def _texts(folder: Path) -> Iterator[str]:
         yield content.decode("utf-8", errors="replace")
 
 
-class _Signed(Part):
+class _Signed(ManifestPart):
     """What all documents of ours note: the versions of what made them."""
 
     versions: Texts

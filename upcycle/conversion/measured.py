@@ -2,24 +2,24 @@
 
 from pydantic import TypeAdapter, ValidationError
 
-from upcycle.checkpoint.manifest import Manifest, Number, Part
+from upcycle.checkpoint.manifest import Manifest, ManifestPart, Number
 
 
-class Lost(Part):
+class Lost(ManifestPart):
     """Energy that no shared head can carry, as a fraction of all heads': `Residual`'s fields."""
 
     keys: Number
     values: Number
 
 
-class Refined(Part):
+class Refined(ManifestPart):
     """The error of the attention's output before and after a fit: `Refinement`'s fields."""
 
     before: Number
     after: Number
 
 
-class MeasuredLayer(Part):
+class MeasuredLayer(ManifestPart):
     """What was done to a layer, and what it cost: `LayerReport`'s fields."""
 
     layer: int

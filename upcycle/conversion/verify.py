@@ -2,12 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from upcycle.checkpoint.lineage import CONVERT
-from upcycle.checkpoint.manifest import MANIFEST_NAME, Lenient, Part, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checks import Check
 from upcycle.conversion import exactness as checks
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _Files(Part):
+class _Files(ManifestPart):
     files: dict[str, str]
 
 
-class _Options(Part):
+class _Options(ManifestPart):
     dtype: str | None
     method: str
     seed: int
@@ -34,12 +34,12 @@ class _Options(Part):
     drop_extra_attention: bool = False  # absent in older folders
 
 
-class _Conversion(Part):
+class _Conversion(ManifestPart):
     """What the checks read of a manifest."""
 
-    source: Annotated[_Files, Lenient]
-    options: Annotated[_Options, Lenient]
-    result: Annotated[_Files, Lenient]
+    source: _Files
+    options: _Options
+    result: _Files
 
 
 @dataclass(frozen=True)

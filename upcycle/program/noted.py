@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, Part, Texts, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, Texts, read_manifest
 from upcycle.errors import ExportError
 from upcycle.program.graph import METADATA_KEY, Graph
 from upcycle.program.signature import DECODE
@@ -16,7 +16,7 @@ STAGE = "export"
 _Count = Annotated[int, Field(gt=0)]
 
 
-class ExportedOptions(Part):
+class ExportedOptions(ManifestPart):
     """What an export was asked for.
 
     Attributes:
@@ -28,7 +28,7 @@ class ExportedOptions(Part):
     dtype: str | None = None
 
 
-class Decoder(Part):
+class DecoderNumbers(ManifestPart):
     """What the program computes per token; the fields are `DecoderShape`'s."""
 
     num_layers: _Count
@@ -40,7 +40,7 @@ class Decoder(Part):
     masks: dict[str, _Count | None]
 
 
-class Chunk(Part):
+class Chunk(ManifestPart):
     """Which part of a model a package holds.
 
     Attributes:
@@ -56,7 +56,7 @@ class Chunk(Part):
     num_layers: _Count
 
 
-class ExportedResult(Part):
+class ExportedResult(ManifestPart):
     """What an export made.
 
     Attributes:
@@ -67,17 +67,17 @@ class ExportedResult(Part):
         package: hashes of the files of the package beside that folder.
     """
 
-    decoder: Decoder
+    decoder: DecoderNumbers
     chunk: Chunk | None = None
-    chunks: list[Part] | None = None
+    chunks: list[ManifestPart] | None = None
     files: dict[str, str] | None = None
     package: dict[str, str] | None = None
 
 
-class ExportManifest(Part):
+class ExportManifest(ManifestPart):
     """The manifest of `upcycle export`, every key that is read of it checked."""
 
-    source: Part
+    source: ManifestPart
     options: ExportedOptions
     versions: Texts = Field(default={})
     result: ExportedResult
