@@ -120,22 +120,32 @@ def module_of(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-def test_no_files_import_each_other() -> None:
-    """Wherever in a file an import stands, for types alone too."""
-    modules = {module_of(path): path for path in FILES if room_of(path) is not None}
-    arrows: dict[str, set[str]] = {}
+def arrows(files: list[Path]) -> dict[str, set[str]]:
+    """Which file imports which, wherever in it the import stands, for types alone too."""
+    modules = {module_of(path): path for path in files if room_of(path) is not None}
+    found: dict[str, set[str]] = {module: set() for module in modules}
     for module, path in modules.items():
-        arrows[module] = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 names = {f"{node.module}.{alias.name}" for alias in node.names}
-                arrows[module] |= {name if name in modules else str(node.module) for name in names}
-    graphlib.TopologicalSorter(arrows).prepare()
+                found[module] |= {name if name in modules else str(node.module) for name in names}
+    return found
 
 
-def test_files_that_import_each_other_are_found() -> None:
+def test_no_files_import_each_other() -> None:
+    graphlib.TopologicalSorter(arrows(FILES)).prepare()
+
+
+def test_files_that_import_each_other_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "heads").mkdir()
+    files = [tmp_path / "heads" / name for name in ("one.py", "other.py")]
+    files[0].write_text("def f():\n    from upcycle.heads.other import g\n")
+    files[1].write_text("from upcycle.heads import one\n")
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+        graphlib.TopologicalSorter(arrows(files)).prepare()
 
 
 def test_an_arrow_against_the_order_is_found(

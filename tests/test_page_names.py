@@ -234,5 +234,5 @@ def test_what_does_not_exist_is_found() -> None:
     with pytest.raises(AssertionError, match=r"train\.data\.colour"):
         check_recipe_key(["train", "data", "colour"])
     with pytest.raises(ModuleNotFoundError):
-        resolve("upcycle.evaluation.drift")
+        resolve("upcycle.evaluation.transmogrify")
     assert "--transmogrify" not in every_option()

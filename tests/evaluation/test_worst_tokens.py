@@ -7,7 +7,7 @@ from tests.tiny import byte_tokenizer
 from upcycle.data.windows import EvalRow
 from upcycle.evaluation.batches import Batch, make_batches
 from upcycle.evaluation.scoring import score_pair
-from upcycle.evaluation.worst import worst_tokens
+from upcycle.evaluation.statistics import worst_tokens
 
 TOKENIZER = byte_tokenizer()
 TEXTS = ["short", "def main(argv):\n    return 0\n", "naïve café"]

@@ -36,6 +36,7 @@ from upcycle.report.summary import interval
         (fmt.perplexity(7.2e23), "7.20e+23"),
         (fmt.perplexity(None), "-"),
         (fmt.percent(0.98627), "98.63 %"),
+        (fmt.percent(float("nan")), "-"),
         (fmt.factor(4.0), "4x"),
         (fmt.probability(0.5), "60.65 %"),
         (fmt.probability(9.4), "0.008 %"),

@@ -30,15 +30,11 @@ _PARTS = ("source", "options", "versions", "result")
 _CHUNK = 1 << 18
 
 
-def _object(value: Any) -> Any:
-    return value if isinstance(value, dict) else {}
-
-
 def _texts(value: Any) -> dict[str, str]:
-    return {key: str(item) for key, item in _object(value).items()}
+    """What is no object says nothing, and what is no text is another text."""
+    return {key: str(item) for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-Lenient = BeforeValidator(_object)  # what is no object says nothing
 Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
 # JSON has null where a number is not finite.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -65,7 +61,7 @@ class ManifestPart(BaseModel):
         return self.document
 
 
-class Source(ManifestPart):
+class ManifestSource(ManifestPart):
     """What a folder was made from.
 
     Attributes:
@@ -78,7 +74,7 @@ class Source(ManifestPart):
     origin: Texts = Field(default={}, validation_alias=AliasChoices("origin", "teacher"))
 
 
-class Result(ManifestPart):
+class ManifestResult(ManifestPart):
     """What a folder holds.
 
     Attributes:
@@ -93,7 +89,7 @@ class Result(ManifestPart):
 
 
 class Manifest(ManifestPart):
-    """What `upcycle.json` tells of its folder; a part that is missing or damaged tells nothing.
+    """What `upcycle.json` tells of its folder; a part that is missing tells nothing.
 
     Attributes:
         stage: "convert", "train", "evaluate", "export" or "report".
@@ -104,10 +100,10 @@ class Manifest(ManifestPart):
     """
 
     stage: str
-    source: Annotated[Source, Lenient] = Source()
-    options: Annotated[ManifestPart, Lenient] = ManifestPart()
+    source: ManifestSource = ManifestSource()
+    options: ManifestPart = ManifestPart()
     versions: Texts = {}
-    result: Annotated[Result, Lenient] = Result()
+    result: ManifestResult = ManifestResult()
 
 
 def write_manifest(

@@ -2,12 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from upcycle.checkpoint.lineage import CONVERT
-from upcycle.checkpoint.manifest import MANIFEST_NAME, Lenient, ManifestPart, read_manifest
+from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checks import Check
 from upcycle.conversion import exactness as checks
@@ -38,9 +38,9 @@ class _Options(ManifestPart):
 class _Conversion(ManifestPart):
     """What the checks read of a manifest."""
 
-    source: Annotated[_Files, Lenient]
-    options: Annotated[_Options, Lenient]
-    result: Annotated[_Files, Lenient]
+    source: _Files
+    options: _Options
+    result: _Files
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from upcycle.evaluation.results import (
     Text,
 )
 from upcycle.evaluation.scoring import Scores, one_by_one, score_pair, whole_batches
-from upcycle.evaluation.statistics import RESAMPLES, divergence
-from upcycle.evaluation.worst import worst_tokens
+from upcycle.evaluation.statistics import RESAMPLES, divergence, worst_tokens
 from upcycle.families import shape_of
 from upcycle.models.comparable import DTYPES, check_context, check_same_tokenizer
 from upcycle.models.generation import greedy_tokens

@@ -1,18 +1,25 @@
 """Per-token scores to the numbers of a comparison."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from upcycle.data.tokens import decoded
+from upcycle.data.windows import EvalRow
 from upcycle.evaluation.results import Bucket, Divergence, Histogram, Interval, Spread, WorstToken
 from upcycle.evaluation.scoring import Scores
 
 RESAMPLES = 2000
+WORST = 10
+_CONTEXT_TOKENS = 24
 _HISTOGRAM_EDGES = np.linspace(-4, 4, 33)
 Values = NDArray[np.float64]
 
 
-def divergence(scores: Scores, worst_tokens: list[WorstToken]) -> Divergence:
-    """How the model of a scored pair differs from the source, `worst_tokens` among it."""
+def divergence(scores: Scores, worst: list[WorstToken]) -> Divergence:
+    """How the model of a scored pair differs from the source, its worst tokens among it."""
     difference = scores.model_nll.astype(np.float64) - scores.source_nll
     return Divergence(
         kl=spread(scores.kl.astype(np.float64)),
@@ -21,8 +28,39 @@ def divergence(scores: Scores, worst_tokens: list[WorstToken]) -> Divergence:
         nll_interval=document_bootstrap(difference, scores.document),
         by_position=_by_position(scores, difference),
         nll_histogram=_histogram(difference),
-        worst_tokens=worst_tokens,
+        worst_tokens=worst,
     )
+
+
+def worst_tokens(
+    scores: Scores, rows: Sequence[EvalRow], tokenizer: Any, count: int = WORST
+) -> list[WorstToken]:
+    """The tokens whose NLL rose most over the source's, the worst first; only such that rose.
+
+    Args:
+        scores: the scored pair.
+        rows: the windows, which `scores.window` counts.
+        tokenizer: for the text.
+        count: tokens at most.
+    """
+    rise = scores.model_nll.astype(np.float64) - scores.source_nll
+    found = []
+    for index in np.argsort(-rise, kind="stable")[:count]:
+        if rise[index] <= 0:
+            break
+        ids, position = rows[scores.window[index]].ids, int(scores.position[index])
+        start = max(0, position - _CONTEXT_TOKENS)
+        before, through = (decoded(tokenizer, ids[start:end]) for end in (position, position + 1))
+        found.append(
+            WorstToken(
+                before=before,
+                # Decoded in place, since some tokenizers drop the space of a first token.
+                token=through[len(before) :] if through.startswith(before) else through,
+                source_nll=float(scores.source_nll[index]),
+                model_nll=float(scores.model_nll[index]),
+            )
+        )
+    return found
 
 
 def spread(values: Values) -> Spread:

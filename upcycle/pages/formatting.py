@@ -71,7 +71,7 @@ def perplexity(value: float | None) -> str:
 
 def percent(share: float) -> str:
     """A share with two decimals: "96.31 %"."""
-    return f"{100 * share:.2f}{NBSP}%"
+    return f"{100 * share:.2f}{NBSP}%" if isfinite(share) else MISSING
 
 
 def factor(ratio: float) -> str:

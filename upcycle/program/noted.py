@@ -28,7 +28,7 @@ class ExportedOptions(ManifestPart):
     dtype: str | None = None
 
 
-class NotedDecoder(ManifestPart):
+class DecoderNumbers(ManifestPart):
     """What the program computes per token; the fields are `DecoderShape`'s."""
 
     num_layers: _Count
@@ -67,7 +67,7 @@ class ExportedResult(ManifestPart):
         package: hashes of the files of the package beside that folder.
     """
 
-    decoder: NotedDecoder
+    decoder: DecoderNumbers
     chunk: Chunk | None = None
     chunks: list[ManifestPart] | None = None
     files: dict[str, str] | None = None
