@@ -13,7 +13,6 @@ from upcycle.errors import ExportError
 from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.export.saving import trace_decoder
-from upcycle.options.attention_forms import QFOLD
 from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
@@ -130,10 +129,11 @@ def test_weights_that_are_not_shared_are_caught() -> None:
 
 
 def test_a_cache_of_the_other_kind_is_caught(exported: ExportResult) -> None:
-    wrong = exported.options.kv_cache != "state"
+    other = "state" if exported.options.kv_cache != "state" else "read-only"
+    wrong = exported.options.model_copy(update={"kv_cache": other})
     function: Function = exported.function
     with pytest.raises(BrokenExportError, match="inputs and outputs of K and V"):
-        check_graph(function, exported.shape, form=QFOLD, states=wrong)
+        check_graph(function, exported.shape, wrong)
 
 
 class ChoosesByToken(nn.Module):

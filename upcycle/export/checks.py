@@ -8,7 +8,8 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.export.decoder import DecoderShape
-from upcycle.options.attention_forms import AttentionForm
+from upcycle.options.attention_forms import FORMS
+from upcycle.options.export import STATE, ExportOptions
 from upcycle.program.graph import Function
 
 _SHARED = 1.02  # all functions of a package weigh at most so much more than one
@@ -18,20 +19,19 @@ class BrokenExportError(RuntimeError):
     """The converter produced another program than the one that was traced: our bug."""
 
 
-def check_graph(
-    function: Function, shape: DecoderShape, *, form: AttentionForm, states: bool
-) -> None:
+def check_graph(function: Function, shape: DecoderShape, options: ExportOptions) -> None:
     """Compare a function's graph with the model that it was made from.
 
     Args:
         function: the graph, from the saved package.
         shape: what the model does in one forward pass.
-        form: of its attention.
-        states: whether K and V are kept in states; they are inputs and outputs otherwise.
+        options: say in which form it attends, and whether K and V are kept in states; they are
+            inputs and outputs otherwise.
 
     Raises:
         BrokenExportError: linear layers, cache writes or copies of K and V are missing or extra.
     """
+    copies, states = FORMS[options.attention].copies, options.kv_cache == STATE
     grouped = shape.num_attention_heads != shape.num_key_value_heads
     caches = 2 * shape.num_layers
     expected = {
@@ -39,7 +39,7 @@ def check_graph(
         "writes of each state": [shape.num_layers] * 2 if states else [],
         "inputs and outputs of K and V": (0, 0) if states else (caches, caches),
         # Where K and V are inputs, the new tokens' lie apart and are copied apart.
-        "tile of K and V": caches * (1 if states else 2) * form.copies if grouped else 0,
+        "tile of K and V": caches * (1 if states else 2) * copies if grouped else 0,
         "concat of K and V": 0,
     }
     found = {

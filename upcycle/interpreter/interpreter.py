@@ -12,7 +12,7 @@ from torch import Tensor
 from upcycle.errors import ExportError
 from upcycle.interpreter.arguments import Arguments, ProgramError, Value, evaluating, fits
 from upcycle.interpreter.constants import TORCH_TYPES
-from upcycle.interpreter.prepare import EVALUATIONS, Loaded, Step
+from upcycle.interpreter.prepare import Loaded, Step, evaluated
 from upcycle.interpreter.shaping import update_slice
 from upcycle.program.operation import Operation, TensorType
 
@@ -109,9 +109,7 @@ class Interpreter:
             updated = (update_slice(given.stored("x"), given),)
             given.check_results(updated)
             return updated
-        found = EVALUATIONS[op.type](given)
-        results = found if isinstance(found, tuple) else (found,)
-        given.check_results(results)
+        results = evaluated(op, given)
         if self.observe:
             for result in results:
                 if result.is_floating_point():

@@ -175,6 +175,18 @@ def _written_next(operations: list[Operation]) -> str | None:
     return None
 
 
+def evaluated(op: Operation, given: Arguments) -> tuple[Tensor, ...]:
+    """What an operation makes of its operands, in the shapes that are declared.
+
+    Raises:
+        ProgramError: the results have others.
+    """
+    found = EVALUATIONS[op.type](given)
+    results = found if isinstance(found, tuple) else (found,)
+    given.check_results(results)
+    return results
+
+
 class _Constants:
     """Collects the constants of one function."""
 
@@ -213,11 +225,7 @@ class _Constants:
     def _decompressed(self, op: Operation) -> tuple[Value, ...]:
         types = tuple(self._function.types[name] for name in op.outputs)
         with evaluating(self._name, op):
-            given = Arguments(op, self.values, types)
-            found = EVALUATIONS[op.type](given)
-            results = found if isinstance(found, tuple) else (found,)
-            given.check_results(results)
-        return results
+            return evaluated(op, Arguments(op, self.values, types))
 
 
 def _literal(name: str, literal: Literal, tensor_type: TensorType) -> Value:

@@ -14,8 +14,7 @@ from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
 from upcycle.export.request import functions_of
 from upcycle.export.saving import save_package, weights_size
-from upcycle.options.attention_forms import FORMS
-from upcycle.options.export import STATE, ExportOptions
+from upcycle.options.export import ExportOptions
 from upcycle.program.chunked import chunk_name
 from upcycle.program.graph import METADATA_KEY
 from upcycle.program.reading import read_graph
@@ -78,12 +77,7 @@ class PlannedPackage:
             )
         watch("checking")
         for function in read_graph(package).functions.values():
-            check_graph(
-                function,
-                self.shape,
-                form=FORMS[options.attention],
-                states=options.kv_cache == STATE,
-            )
+            check_graph(function, self.shape, options)
         size = weights_size(package)
         if self.max_bytes is not None:
             check_chunk(size, self.max_bytes)

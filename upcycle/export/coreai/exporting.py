@@ -15,8 +15,7 @@ from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
 from upcycle.export.request import check_target, functions_of
-from upcycle.options.attention_forms import FORMS
-from upcycle.options.export import DEFAULTS, STATE, ExportOptions
+from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.coreai import read_program
 from upcycle.program.noted import check_manifest, check_program
 from upcycle.progress import Progress, Watcher, ignore
@@ -85,12 +84,7 @@ def export_coreai(
         check_program(graph, check_manifest(manifest, str(output)), str(output))
         graphs = graph.functions
         for function in graphs.values():
-            check_graph(
-                function,
-                shape,
-                form=FORMS[options.attention],
-                states=options.kv_cache == STATE,
-            )
+            check_graph(function, shape, options)
     step("")
     return ExportResult(output, shape, options, graphs, manifest)
 
