@@ -18,8 +18,8 @@ from marked import fill
 from upcycle.export.coreml import export_coreml
 from upcycle.models.loading import load_model
 from upcycle.options.export import ExportOptions
-from upcycle.parity.check import check_program, program_reference
-from upcycle.parity.program import Program
+from upcycle.parity.check import compare_program, program_reference
+from upcycle.parity.exported import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFILL = 16
@@ -34,7 +34,7 @@ def export_row(family: str, note: str, folder: Path) -> str:
     )
     program = Program.read(exported.package)
     model = load_model(source, dtype=torch.float32, attention="eager")
-    result = check_program(program_reference(model, program, TOKENS), program, TOKENS)
+    result = compare_program(program_reference(model, program, TOKENS), program, TOKENS)
     tiles = sum(tile.of_kv for graph in exported.functions.values() for tile in graph.tiles)
     failed = [check.name for check in result.checks if not check.passed]
     if failed or tiles:

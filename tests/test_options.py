@@ -19,7 +19,7 @@ from upcycle.cli.flags import Only, flagged, flags_of
 from upcycle.errors import EvaluationError, ExportError, PlanError, TrainingError
 from upcycle.evaluation.margins import MARGINS
 from upcycle.models.comparable import DTYPES
-from upcycle.models.qfold import QFOLD, REPEAT_KV
+from upcycle.options.attention_forms import FORMS
 from upcycle.options.base import Dtype
 from upcycle.options.convert import ConvertOptions
 from upcycle.options.evaluate import EvaluateOptions, Margins
@@ -174,7 +174,7 @@ def test_the_advised_command_says_every_option(tmp_path: Path) -> None:
 
 
 def test_choices_are_what_the_stages_know() -> None:
-    assert get_args(ExportOptions.model_fields["attention"].annotation) == (QFOLD, REPEAT_KV)
+    assert get_args(ExportOptions.model_fields["attention"].annotation) == tuple(FORMS)
     assert set(get_args(Dtype)) == DTYPES.keys()
     assert Margins.model_fields.keys() == MARGINS.keys()
 

@@ -14,7 +14,7 @@ from tests.training.runs import TinyRun, tiny_run
 from upcycle.conversion.class_check import check_class
 from upcycle.errors import CheckpointError, UpcycleWarning
 from upcycle.pipeline import run as run_recipe
-from upcycle.pipeline.preflight import Check, preflight
+from upcycle.pipeline.preflight import PreflightCheck, preflight
 from upcycle.recipe.loading import load_recipe
 
 
@@ -37,7 +37,7 @@ def recipe_file(run: TinyRun, **changes: Any) -> Path:
     return path
 
 
-def failures(path: Path) -> list[Check]:
+def failures(path: Path) -> list[PreflightCheck]:
     return [check for check in preflight(path) if not check.passed]
 
 

@@ -11,8 +11,8 @@ from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.layer_stream import LayerStream
 from upcycle.conversion.moments import calibrate
+from upcycle.heads.blocks import split_planes
 from upcycle.heads.moments import LayerMoments
-from upcycle.heads.planes import split_planes
 from upcycle.models.loading import load_model
 from upcycle.models.observed_attention import AttentionCall
 from upcycle.progress import Progress

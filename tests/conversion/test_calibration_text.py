@@ -9,7 +9,7 @@ from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import DataError, UpcycleWarning
 from upcycle.models.calibration_text import calibration_rows
-from upcycle.parity.text import read_tokens
+from upcycle.parity.check import read_tokens
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from upcycle.checkpoint.writer import rewrite
 from upcycle.errors import CheckpointError, FamilyError, OutputError, PlanError, UpcycleError
 from upcycle.families import family_of, shape_of
 from upcycle.heads.permute import permute_kv_heads
-from upcycle.models.cache_size import measured_cache_bytes
+from upcycle.models.generation import measured_cache_bytes
 from upcycle.planning import Attention, plan
 
 NAMES = sorted(FAMILIES)

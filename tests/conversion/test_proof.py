@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,16 @@ def shards_header(path: Path) -> Any:
 def test_tensors_that_a_method_leaves_alone_are_not_held(tmp_path: Path) -> None:
     source = Checkpoint.open(tiny_checkpoint(tmp_path / "source", "qwen2", attention_bias=True))
     roles = {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"}
-    for method in ("mean", "first", "random"):
-        todo = plan(source, kv_heads=2, method=method)
+    for method in (each for each in METHODS if each.only_kv):
+        todo = plan(source, kv_heads=2, method=method.name)
         assert set(merging.LayerMerger(source, todo, allow_nonfinite=False).changed(0)) == roles
 
 
-@pytest.mark.parametrize("method", ["mean", "procrustes"])
+@pytest.mark.parametrize(
+    "method", [e for e in METHODS if not e.needs_calibration], ids=attrgetter("name")
+)
 def test_queries_are_read_only_where_a_method_looks_at_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
     source = Checkpoint.open(tiny_checkpoint(tmp_path / "source"))
     chunks = Checkpoint.chunks
@@ -91,9 +94,9 @@ def test_queries_are_read_only_where_a_method_looks_at_them(
         return chunks(checkpoint, name)
 
     monkeypatch.setattr(Checkpoint, "chunks", note)
-    todo = plan(source, kv_heads=2, method=method)
+    todo = plan(source, kv_heads=2, method=method.name)
     merging.LayerMerger(source, todo, allow_nonfinite=False).changed(0)
-    unread = {"q_proj", "o_proj"} if method == "mean" else set()
+    unread = {"q_proj", "o_proj"} if method.only_kv else set()
     assert read == {"q_proj", "k_proj", "v_proj", "o_proj"} - unread
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
 from upcycle.program.graph import Graph
-from upcycle.program.lints.every import lint_graph
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.reading import read_graph
 
 GROUPS, HEADS, CONTEXT, HEAD_DIM = 2, 8, 64, 32

@@ -22,7 +22,7 @@ from upcycle.export.quiet import quiet_coremltools
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.options.export import ExportOptions
 from upcycle.parity.check import check_export
-from upcycle.parity.program import Program
+from upcycle.parity.exported import Program
 from upcycle.parity.results import ExportCheck
 from upcycle.program.reading import read_graph
 from upcycle.program.specification import read_specification

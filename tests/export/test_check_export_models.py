@@ -10,8 +10,8 @@ from tests.tiny import convert
 from upcycle.export.coreml import export_coreml
 from upcycle.models.loading import load_model
 from upcycle.options.export import ExportOptions
-from upcycle.parity.check import check_export, check_program, program_reference
-from upcycle.parity.program import Program
+from upcycle.parity.check import check_export, compare_program, program_reference
+from upcycle.parity.exported import Program
 
 TOKENS = torch.arange(48) * 7919 % 251
 
@@ -25,7 +25,7 @@ def test_every_exported_family_is_its_model(family: str, tmp_path: Path) -> None
         export_coreml(source, output, ExportOptions(context=CONTEXT, prefill=16)).package
     )
     model = load_model(source, dtype=torch.float32, attention="eager")
-    result = check_program(program_reference(model, program, TOKENS), program, TOKENS)
+    result = compare_program(program_reference(model, program, TOKENS), program, TOKENS)
     assert [check for check in result.checks if not check.passed] == []
 
 

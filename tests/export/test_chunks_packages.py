@@ -19,14 +19,14 @@ from upcycle.cli.app import app
 from upcycle.errors import ExportError, OutputError
 from upcycle.export.checks import BrokenExportError, check_chunk
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.program import weights_size
+from upcycle.export.saving import weights_size
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
 from upcycle.options.export import ExportOptions
-from upcycle.parity.chain import Chain
 from upcycle.parity.check import check_export
+from upcycle.parity.core_ml import Chain
+from upcycle.parity.exported import Program, ProgramOutputs, run_program
 from upcycle.parity.feeding import Runner
-from upcycle.parity.program import Outputs, Program, run_program
 from upcycle.program.bandwidth import exported_shape
 from upcycle.program.chunked import chunk_paths, read_exported
 from upcycle.program.graph import Graph
@@ -57,7 +57,7 @@ def chunked(source: Path) -> ExportResult:
     return export_coreml(source, source.with_name("chunked"), options)
 
 
-def ran(output: Path, *, half: bool, runner: Runner | None = None) -> Outputs:
+def ran(output: Path, *, half: bool, runner: Runner | None = None) -> ProgramOutputs:
     program = Program.read(output)
     return run_program(program, runner or Interpreter(program.loaded, half=half), TOKENS)
 

@@ -13,9 +13,8 @@ from upcycle.errors import ExportError
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.coreml import ExportResult
 from upcycle.options.export import ExportOptions
-from upcycle.parity.asset import Asset
-from upcycle.parity.asset_check import check_asset
-from upcycle.parity.asset_execution import AssetRunner
+from upcycle.parity.asset import Asset, AssetRunner
+from upcycle.parity.check import check_export
 from upcycle.program.coreai import read_program
 
 pytestmark = pytest.mark.slow
@@ -48,7 +47,7 @@ def test_32_steps_give_the_models_tokens(model: str, kv_cache: str, tmp_path: Pa
         checkpoint, output, ExportOptions(context=CONTEXT, kv_cache=kv_cache), dtype="float32"
     )
     assert not [tile for tile in result.function.tiles if tile.of_kv]
-    (found,) = check_asset(checkpoint, output, tokens=16).arithmetics
+    (found,) = check_export(checkpoint, output, tokens=16).arithmetics
     assert found.text.agreeing == found.text.positions == 32
     assert found.text.relative < 1e-5
     assert found.end.relative < 1e-5
@@ -70,7 +69,7 @@ def test_half_precision_passes_the_check(
     checkpoint = tiny_checkpoint(tmp_path / "source", family, num_key_value_heads=GROUPS)
     output = tmp_path / "model.aimodel"
     export_coreai(checkpoint, output, ExportOptions(context=CONTEXT, **options))
-    check = check_asset(checkpoint, output, tokens=32)
+    check = check_export(checkpoint, output, tokens=32)
     assert check.passed
     assert check.prefilled == (32 if "prefill" in options else 0)
     (found,) = check.arithmetics
@@ -85,7 +84,7 @@ def test_repeat_kv_copies_keys_and_values(source: Path, tmp_path: Path) -> None:
     )
     copies = [tile.shape for tile in result.function.tiles if tile.of_kv]
     assert copies == [(1, GROUPS, HEADS // GROUPS, CONTEXT, HEAD_DIM)] * 2 * LAYERS
-    (found,) = check_asset(source, output, tokens=8).arithmetics
+    (found,) = check_export(source, output, tokens=8).arithmetics
     assert found.text.relative < 1e-5
 
 
@@ -130,7 +129,7 @@ def test_the_asset_of_another_checkpoint_fails_the_check(
     exported: ExportResult, tmp_path: Path
 ) -> None:
     other = tiny_checkpoint(tmp_path / "other", seed=1, num_key_value_heads=GROUPS)
-    check = check_asset(other, exported.package, tokens=16)
+    check = check_export(other, exported.package, tokens=16)
     assert not check.passed
     assert check.arithmetics[0].text.agreeing < 16
 
@@ -140,7 +139,7 @@ def test_nothing_is_printed(
 ) -> None:
     output = tmp_path / "model.aimodel"
     export_coreai(source, output, ExportOptions(context=CONTEXT))
-    check_asset(source, output, tokens=4)
+    check_export(source, output, tokens=4)
     assert capfd.readouterr() == ("", "")
 
 

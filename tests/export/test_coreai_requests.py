@@ -15,9 +15,9 @@ from upcycle.export.coreai import exporting, programs
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.loading import load_decoder
 from upcycle.export.masks import additive_mask
-from upcycle.export.request import check_request
+from upcycle.export.request import check_target
 from upcycle.options.export import ExportOptions
-from upcycle.parity.asset_check import check_asset
+from upcycle.parity.check import check_export
 
 CONTEXT = 32
 
@@ -54,7 +54,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export_coreai(tmp_path, tmp_path / "model.aimodel")
     monkeypatch.setattr(programs, "find_spec", {}.get)
     with pytest.raises(ExportError, match="Core AI needs coreai and coreai_torch"):
-        check_asset(tmp_path, tmp_path / "model.aimodel")
+        check_export(tmp_path, tmp_path / "model.aimodel")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_name_that_is_refused_gets_one_that_is_not(
 ) -> None:
     options = ExportOptions(chunk_size=chunk_size)
     with pytest.raises(ExportError) as caught:
-        check_request(Path(output), suffix, options)
+        check_target(Path(output), suffix, options)
     assert what in caught.value.what
     assert caught.value.fix.split()[:3] == ["name", "it", name]
-    check_request(Path(name.removesuffix(",")), suffix, options)
+    check_target(Path(name.removesuffix(",")), suffix, options)
 
 
 def test_a_disk_too_small_is_refused_before_apples_writer_meets_it(

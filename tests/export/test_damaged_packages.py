@@ -22,11 +22,11 @@ from upcycle.export.coreml import export_coreml
 from upcycle.export.quiet import quiet_coremltools
 from upcycle.options.export import ExportOptions
 from upcycle.parity.asset import Asset
-from upcycle.parity.program import Program
+from upcycle.parity.exported import Program
 from upcycle.program.bandwidth import alternatives
 from upcycle.program.chunked import chunk_paths, read_exported
 from upcycle.program.graph import METADATA_KEY, Graph
-from upcycle.program.lints.every import lint_graph
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.noted import noted_manifest, required_manifest
 from upcycle.program.reading import read_graph
 from upcycle.program.specification import read_specification, write_metadata, write_specification

@@ -18,7 +18,7 @@ from tests.tiny import CLASSIC, FAMILIES, kv_settings, tiny_checkpoint
 from upcycle.cli import export as _export  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.errors import ExportError
-from upcycle.export import program
+from upcycle.export import saving
 from upcycle.export.coreml import export_coreml
 from upcycle.options.export import ExportOptions
 from upcycle.program.counting import count_traffic
@@ -65,7 +65,7 @@ def test_attention_of_another_kind_is_refused_before_anything_is_converted(
     source = refused_checkpoint(tmp_path / "source", model_type)
     converted: list[int] = []
     monkeypatch.setattr(
-        program, "convert_decoder", lambda _decoder, queries: converted.append(queries)
+        saving, "convert_decoder", lambda _decoder, queries: converted.append(queries)
     )
     arguments = ["export", str(source), str(tmp_path / "a.mlpackage"), "--context", "64", *options]
     done = CliRunner().invoke(app, arguments)
@@ -89,7 +89,7 @@ def test_every_other_family_exports_or_is_refused(
         result = export_coreml(source, tmp_path / "a.mlpackage", options)
         assert not any(tile.of_kv for tile in result.function.tiles)
         return
-    monkeypatch.setattr(program, "convert_decoder", None)  # not even begun
+    monkeypatch.setattr(saving, "convert_decoder", None)  # not even begun
     with pytest.raises(ExportError):
         export_coreml(source, tmp_path / "a.mlpackage", options)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tiny import tiny_checkpoint
 from upcycle.errors import OutputError
-from upcycle.export import program
+from upcycle.export import saving
 from upcycle.export.coreml import export_coreml
 from upcycle.options.export import ExportOptions
 
@@ -81,7 +81,7 @@ def test_a_full_disk_is_named(source: Path, message: str, monkeypatch: pytest.Mo
 
     usage = shutil.disk_usage(source)._replace(free=4096)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    monkeypatch.setattr(program, "convert_decoder", refuse)
+    monkeypatch.setattr(saving, "convert_decoder", refuse)
     with pytest.raises(OutputError, match=r"model\.mlpackage: No space left on device"):
         export_coreml(source, source.parent / "model.mlpackage", OPTIONS)
     assert names(source.parent) == ["source"]
@@ -93,7 +93,7 @@ def test_other_errors_of_coremltools_stay_ours(
     def fail(*_: object) -> None:
         raise RuntimeError("a bug that writes nothing")
 
-    monkeypatch.setattr(program, "convert_decoder", fail)
+    monkeypatch.setattr(saving, "convert_decoder", fail)
     with pytest.raises(RuntimeError, match="a bug that"):
         export_coreml(source, source.parent / "model.mlpackage", OPTIONS)
     assert names(source.parent) == ["source"]

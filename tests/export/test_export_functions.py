@@ -12,7 +12,8 @@ from upcycle.checkpoint.manifest import hash_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import BrokenExportError, check_graph, check_sharing
 from upcycle.export.coreml import ExportResult, export_coreml
-from upcycle.export.program import trace_decoder
+from upcycle.export.saving import trace_decoder
+from upcycle.options.attention_forms import QFOLD
 from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import INPUT_IDS, LOGITS, POSITION, Input, Signature
@@ -132,7 +133,7 @@ def test_a_cache_of_the_other_kind_is_caught(exported: ExportResult) -> None:
     wrong = exported.options.kv_cache != "state"
     function: Function = exported.function
     with pytest.raises(BrokenExportError, match="inputs and outputs of K and V"):
-        check_graph(function, exported.shape, repeated=False, states=wrong)
+        check_graph(function, exported.shape, form=QFOLD, states=wrong)
 
 
 class ChoosesByToken(nn.Module):

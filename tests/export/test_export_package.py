@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.errors import ExportError, OutputError, UpcycleError
-from upcycle.export.cache import StateCache
 from upcycle.export.checks import BrokenExportError, check_graph
 from upcycle.export.coreml import ExportResult, export_coreml
+from upcycle.export.stateful import StateCache
+from upcycle.options.attention_forms import QFOLD, REPEAT_KV
 from upcycle.options.export import ExportOptions
 from upcycle.program.reading import read_graph
 from upcycle.program.specification import read_specification
@@ -134,9 +135,9 @@ def test_a_dropped_cache_write_is_caught(
 
 
 def test_unexpected_copies_are_caught(exported: ExportResult) -> None:
-    wrong = exported.options.attention == "qfold"
+    wrong = REPEAT_KV if exported.options.attention == QFOLD.name else QFOLD
     with pytest.raises(BrokenExportError, match="tile of K and V"):
-        check_graph(exported.function, exported.shape, repeated=wrong, states=True)
+        check_graph(exported.function, exported.shape, form=wrong, states=True)
 
 
 @pytest.mark.parametrize(

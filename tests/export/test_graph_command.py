@@ -13,7 +13,7 @@ from upcycle.cli.app import app
 from upcycle.errors import OutputError
 from upcycle.export.coreml import export_coreml
 from upcycle.options.export import ExportOptions
-from upcycle.program.page import write_page
+from upcycle.pages.page import write_page
 
 
 def graph(*arguments: object) -> Result:
@@ -113,7 +113,7 @@ def test_html_inside_the_package_is_refused_at_once(package: Path, name: str) ->
 
 def test_a_page_inside_another_package_is_refused(package: Path) -> None:
     with pytest.raises(OutputError, match="lies inside the package"):
-        write_page({}, package / "new.html")
+        write_page(package / "new.html", "graph.html.j2")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from tests.export.planted import rules
 from upcycle.program.graph import Function, Graph
-from upcycle.program.lints.every import FUNCTION_LINTS, lint_graph
-from upcycle.program.lints.package import PACKAGE_LINTS
+from upcycle.program.lints.package import FUNCTION_LINTS, PACKAGE_LINTS, lint_graph
 from upcycle.program.operation import Operation, TensorType, Weight
 
 NAMES = [lint.name for lint in (*FUNCTION_LINTS, *PACKAGE_LINTS)]

@@ -15,6 +15,7 @@ from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import ExportError
 from upcycle.export.coreml import ExportResult, export_coreml
 from upcycle.kvcache.counting import parameters_saved
+from upcycle.options.attention_forms import FORMS
 from upcycle.options.export import ExportOptions
 from upcycle.program.bandwidth import (
     ExportFigures,
@@ -34,22 +35,22 @@ EXAONE_WITHOUT_CACHE = 778_000_000
 
 
 @pytest.mark.parametrize(
-    ("groups", "repeated", "megabytes", "rate"),
+    ("groups", "copies", "megabytes", "rate"),
     [
-        (32, False, 1785, 31.3),
-        (32, True, 1785, 31.3),
-        (16, False, 1281, 43.6),
-        (8, False, 1030, 54.3),  # 54.30 was measured on a phone
-        (8, True, 3043, 18.4),  # 20.39 was measured on a phone
-        (1, False, 809, 69.1),
+        (32, 0, 1785, 31.3),
+        (32, 1, 1785, 31.3),
+        (16, 0, 1281, 43.6),
+        (8, 0, 1030, 54.3),  # 54.30 was measured on a phone
+        (8, 1, 3043, 18.4),  # 20.39 was measured on a phone
+        (1, 0, 809, 69.1),
     ],
 )
 def test_closed_form_of_a_published_model(
-    groups: int, repeated: bool, megabytes: int, rate: float
+    groups: int, copies: int, megabytes: int, rate: float
 ) -> None:
     """EXAONE 4.0 1.2B at 4,096 tokens, decoded by an app that published its speeds."""
     count = closed_form_bytes(
-        EXAONE_WITHOUT_CACHE, num_key_value_heads=groups, repeated=repeated, **EXAONE
+        EXAONE_WITHOUT_CACHE, num_key_value_heads=groups, copies=copies, **EXAONE
     )
     assert round(count / 1e6) == megabytes
     assert tokens_per_second(count) == pytest.approx(rate, abs=0.05)
@@ -57,8 +58,7 @@ def test_closed_form_of_a_published_model(
 
 def test_repeating_writes_960_mib_of_copies_and_reads_them_again() -> None:
     counts = [
-        closed_form_bytes(0, num_key_value_heads=8, repeated=repeated, **EXAONE)
-        for repeated in (False, True)
+        closed_form_bytes(0, num_key_value_heads=8, copies=copies, **EXAONE) for copies in (0, 1)
     ]
     assert counts[1] - counts[0] == 2 * 960 * MIB
 
@@ -73,7 +73,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]
             folder / f"{attention}.mlpackage",
             ExportOptions(context=96, attention=attention),
         )
-        for attention in ("qfold", "repeat-kv")
+        for attention in FORMS
     }
 
 
@@ -82,7 +82,7 @@ def test_the_graphs_own_count_is_the_closed_form(exports: dict[str, ExportResult
         traffic = count_traffic(result.function)
         assert traffic.kv_read == 2 * 2 * 96 * (16 + 16) * 2
         assert traffic.kv_write == 2 * 2 * (16 + 16) * 2
-        assert traffic.copies == (2 * 2 * 8 * 96 * (16 + 16) * 2 if attention != "qfold" else 0)
+        assert traffic.copies == FORMS[attention].copies * 2 * 2 * 8 * 96 * (16 + 16) * 2
         assert traffic.total == closed_form_bytes(
             traffic.without_cache,
             num_layers=2,
@@ -90,7 +90,7 @@ def test_the_graphs_own_count_is_the_closed_form(exports: dict[str, ExportResult
             num_key_value_heads=2,
             head_dims=32,
             context=96,
-            repeated=attention == "repeat-kv",
+            copies=FORMS[attention].copies,
         )
 
 

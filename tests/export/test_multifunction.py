@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.loading import load_decoder
-from upcycle.export.program import convert_decoder
 from upcycle.export.quantize.preparation import prepare_quantization
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.export.saving import convert_decoder
 from upcycle.interpreter.prepare import Loaded
 from upcycle.options.export import ExportOptions
 from upcycle.program.joining import join_functions, weight_file

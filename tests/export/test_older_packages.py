@@ -13,7 +13,7 @@ from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
 from upcycle.program.counting import count_traffic
 from upcycle.program.graph import Graph
-from upcycle.program.lints.every import lint_graph
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.reading import read_graph
 
 with quiet_coremltools():

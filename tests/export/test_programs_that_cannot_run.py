@@ -18,7 +18,7 @@ from upcycle.cli import check_export as _check  # noqa: F401 - registers the com
 from upcycle.cli import graph as _graph  # noqa: F401
 from upcycle.cli.app import app
 from upcycle.export.coreml import export_coreml
-from upcycle.interpreter.failure import ProgramError
+from upcycle.interpreter.arguments import ProgramError
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
 from upcycle.options.export import ExportOptions

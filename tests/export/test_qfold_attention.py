@@ -15,13 +15,12 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
 from upcycle.models.qfold import (
-    QFOLD,
-    REPEAT_KV,
     Segments,
     qfold_attention,
-    register_qfold,
+    register_attention_forms,
     repeated_attention,
 )
+from upcycle.options.attention_forms import FORMS
 
 
 def repeated(
@@ -120,10 +119,10 @@ def test_what_is_not_expressed_is_refused_by_name(argument: dict[str, Any]) -> N
         qfold_attention(nn.Module(), query, key, key, None, scaling=1.0, **argument)
 
 
-@pytest.mark.parametrize("attention", [QFOLD, REPEAT_KV])
+@pytest.mark.parametrize("attention", FORMS)
 def test_a_plain_forward_is_causal(attention: str) -> None:
     """transformers builds the mask only because a mask function is registered too."""
-    register_qfold()
+    register_attention_forms()
     model = tiny_model("llama", num_key_value_heads=2)
     tokens = torch.arange(12)[None]
     with torch.no_grad():

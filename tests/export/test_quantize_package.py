@@ -14,13 +14,13 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.coreml import export_coreml
 from upcycle.export.loading import load_decoder
-from upcycle.export.program import convert_decoder
 from upcycle.export.quantize import compression
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise
 from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
-from upcycle.export.quantize.weights import Weight, assign, find_weights, untie
+from upcycle.export.quantize.weights import WeightMatrix, assign, find_weights, untie
 from upcycle.export.quiet import quiet_coremltools
+from upcycle.export.saving import convert_decoder
 from upcycle.options.export import ExportOptions
 
 CONTEXT = 32
@@ -46,7 +46,9 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return converted(tmp_path_factory.mktemp("tied") / "source", "llama", tie_word_embeddings=True)
 
 
-def plan(model: Any, preset: str | Quantization) -> tuple[dict[str, Weight], dict[str, Scheme]]:
+def plan(
+    model: Any, preset: str | Quantization
+) -> tuple[dict[str, WeightMatrix], dict[str, Scheme]]:
     weights = {weight.name: weight for weight in find_weights(model)}
     quantization = PRESETS[preset] if isinstance(preset, str) else preset
     return weights, assign(quantization, weights.values())

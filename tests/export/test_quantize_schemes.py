@@ -6,8 +6,7 @@ import pytest
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.quantize.loading import load_quantization
-from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme
+from upcycle.export.quantize.schemes import PRESETS, Quantization, Scheme, load_quantization
 from upcycle.export.quantize.weights import (
     assign,
     bits_by_role,
@@ -65,8 +64,8 @@ def test_a_file_says_it_by_role_and_layer(tmp_path: Path) -> None:
         ("overrides:\n  - layers: [-1]\n    ffn: {kind: linear, bits: 8}", "greater than or equal"),
         ("ffn: {kind: linear, bits: 8}\npromote: {count: 0}", "greater than 0"),
         ("ffn: 4\nffn: 8", "given twice"),
-        ("int8", "should be a valid dictionary"),
-        ("", "should be a valid dictionary"),
+        ("int8", "should have keys of its own"),
+        ("", "should have keys of its own"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -15,7 +15,8 @@ from upcycle.export.masks import additive_mask
 from upcycle.export.norms import guard_norms
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.rotary import tabulate_rotary
-from upcycle.models.qfold import QFOLD, REPEAT_KV, register_qfold
+from upcycle.models.qfold import register_attention_forms
+from upcycle.options.attention_forms import FORMS, QFOLD
 from upcycle.program.host_cache import HostCache, past_mask
 from upcycle.program.noted import check_manifest
 from upcycle.program.signature import MASKED
@@ -65,10 +66,10 @@ def host_cache(shape: DecoderShape) -> HostCache:
     return HostCache(past, cache.windows)
 
 
-@pytest.mark.parametrize("attention", [QFOLD, REPEAT_KV])
+@pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_and_decode_give_the_models_logits(family: str, attention: str) -> None:
-    register_qfold()
+    register_attention_forms()
     model = tiny_model(family, num_key_value_heads=2, **FAMILIES[family])
     tokens = torch.randint(0, 260, (1, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -80,12 +81,12 @@ def test_prefill_and_decode_give_the_models_logits(family: str, attention: str) 
 
 
 def test_a_padded_prefill_keeps_only_the_prompt() -> None:
-    register_qfold()
+    register_attention_forms()
     model = tiny_model("llama", num_key_value_heads=2)
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         expected = model(tokens).logits[0]
-        decoder, shape = read_only(model, QFOLD)
+        decoder, shape = read_only(model, QFOLD.name)
         cache = host_cache(shape)
         prompt = torch.nn.functional.pad(tokens[:, :5], (0, 3), value=17)
         given = [torch.from_numpy(x) for x in cache.inputs(prompt.int().numpy()).values()]

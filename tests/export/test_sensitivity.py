@@ -18,8 +18,8 @@ from upcycle.export.quantize.dequantise import (
 )
 from upcycle.export.quantize.preparation import prepare_quantization
 from upcycle.export.quantize.schemes import PRESETS, Scheme
-from upcycle.export.quantize.weights import Weight, assign, find_weights, untie
-from upcycle.export.sensitivity import divergence, log_probabilities, measure_sensitivity
+from upcycle.export.quantize.weights import WeightMatrix, assign, find_weights, untie
+from upcycle.export.sensitivity import log_probabilities, mean_divergence, measure_sensitivity
 from upcycle.models.calibration_text import calibration_rows
 from upcycle.models.loading import load_model
 
@@ -43,7 +43,7 @@ def rows() -> Tensor:
     return torch.randint(0, 260, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-def plan(model: Any) -> tuple[dict[str, Weight], dict[str, Scheme]]:
+def plan(model: Any) -> tuple[dict[str, WeightMatrix], dict[str, Scheme]]:
     weights = {weight.name: weight for weight in find_weights(model)}
     return weights, assign(PRESETS["mixed"], weights.values())
 
@@ -60,7 +60,7 @@ def test_each_layer_is_measured_as_if_it_alone_were_quantised(model: Any) -> Non
             other = copy.deepcopy(model)
             own = {name: s for name, s in schemes.items() if weights[name].layer == layer}
             dequantise_model(other, weights, own)
-            expected = divergence(reference, log_probabilities(other, rows()))
+            expected = mean_divergence(reference, log_probabilities(other, rows()))
             assert expected > 0
             assert found.kl[layer] == pytest.approx(expected, rel=1e-4)
 
@@ -87,7 +87,9 @@ def test_layers_without_a_scheme_cost_nothing_and_rank_last(model: Any) -> None:
 def test_the_divergence_is_that_of_the_definition() -> None:
     p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])
     expected = 0.5 * torch.tensor(2.0).log() - 0.25 * torch.tensor(2.0).log()
-    assert divergence(p.log()[None, None], q.log()[None, None]) == pytest.approx(float(expected))
+    assert mean_divergence(p.log()[None, None], q.log()[None, None]) == pytest.approx(
+        float(expected)
+    )
 
 
 def test_the_layer_that_does_not_fit_a_palette_is_promoted(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_promoting_the_most_sensitive_layers_of_a_real_model_pays(smollm2: Path)
         def damage(promoted: tuple[int, ...]) -> float:
             chosen = assign(PRESETS["top8"], weights.values(), promoted)
             with dequantised(model, weights, chosen):
-                return divergence(reference, log_probabilities(model, held_out))
+                return mean_divergence(reference, log_probabilities(model, held_out))
 
         none, top, bottom = damage(()), damage(ranking[:8]), damage(ranking[-8:])
     assert top < bottom < none

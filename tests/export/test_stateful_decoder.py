@@ -11,13 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny import CLASSIC, tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
+from upcycle.export.decoder import DecoderShape, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.masks import additive_mask, mask_windows
 from upcycle.export.norms import guard_norms
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
-from upcycle.models.qfold import QFOLD, REPEAT_KV, register_qfold
+from upcycle.export.stateful import StatefulDecoder
+from upcycle.models.qfold import register_attention_forms
+from upcycle.options.attention_forms import FORMS
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32
@@ -26,7 +28,7 @@ HYBRID = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attent
 
 
 def decoder_of(model: Any, attention: str = "qfold") -> StatefulDecoder:
-    register_qfold()
+    register_attention_forms()
     model.set_attn_implementation(attention)
     use_dense_experts(model)
     tabulate_rotary(model, CONTEXT)
@@ -46,7 +48,7 @@ def run(decoder: StatefulDecoder, lengths: list[int]) -> Tensor:
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("attention", [QFOLD, REPEAT_KV])
+@pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("family", CLASSIC)
 def test_prefill_then_decoding_gives_the_models_logits(family: str, attention: str) -> None:
     model = tiny_model(family, num_key_value_heads=2)

@@ -1,15 +1,17 @@
 """Merge methods against slow, obvious references."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from operator import attrgetter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.heads.layers import inputs, map_heads, moments_of, random_layer, relative
 from upcycle.attention import AttentionWeights, Rope, valid_kv_heads
 from upcycle.errors import PlanError
-from upcycle.heads.methods import METHODS, MergeRequest, get_method, method
+from upcycle.heads.methods import METHODS, MergeRequest, Method, get_method, method, method_help
 from upcycle.heads.permute import permute_kv_heads
 from upcycle.heads.pool import repeat
 from upcycle.heads.reference import attention_output
@@ -76,20 +78,21 @@ def test_mean_is_the_mean_of_each_contiguous_group(case: tuple[AttentionWeights,
             assert torch.equal(new[head], (sum(group) / size).to(old.dtype))
 
 
-@given(merges(), st.sampled_from(["mean", "first", "random"]))
-def test_queries_and_outputs_stay(case: tuple[AttentionWeights, int], name: str) -> None:
+@given(merges(), st.sampled_from([each for each in METHODS if each.only_kv]))
+def test_queries_and_outputs_stay(case: tuple[AttentionWeights, int], pool: Method) -> None:
     weights, target = case
-    merged = get_method(name).merge(weights, request(target))
+    merged = pool.merge(weights, request(target))
     assert merged.num_key_value_heads == target
     for kept in ("q", "o", "q_bias", "o_bias"):
         assert getattr(merged, kept) is getattr(weights, kept)
 
 
-@given(merges(), st.sampled_from(["mean", "first"]))
-def test_equal_heads_merge_without_loss(case: tuple[AttentionWeights, int], name: str) -> None:
+@given(merges(), st.sampled_from([each for each in METHODS if each.only_kv]))
+def test_equal_heads_are_kept_bit_by_bit(case: tuple[AttentionWeights, int], pool: Method) -> None:
+    assume(pool.lossless_on_equal_heads)
     few, target = case
     many = repeat(few, few.num_attention_heads)
-    merged = get_method(name).merge(many, request(few.num_key_value_heads))
+    merged = pool.merge(many, request(few.num_key_value_heads))
     for field in fields(AttentionWeights):
         old, new = getattr(few, field.name), getattr(merged, field.name)
         assert torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new, field.name
@@ -138,17 +141,46 @@ def test_permuted_heads_give_the_same_output(
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("each", METHODS, ids=attrgetter("name"))
+def test_every_method_does_what_it_promises(each: Method) -> None:
+    weights = map_heads(random_layer(8, 4, bias=True), lambda heads: heads[[0, 0, 2, 2]])
+    x = inputs(30)
+    asked = replace(request(2), moments=moments_of(weights, inputs(10, seed=1)))
+    merged = each.merge(weights, asked)
+    assert merged.num_key_value_heads == 2
+    again = each.merge(weights, asked)
+    reseeded = each.merge(weights, replace(asked, seed=5))
+    for name in "qkvo":
+        assert torch.equal(getattr(merged, name), getattr(again, name))
+        assert each.draws or torch.equal(getattr(merged, name), getattr(reseeded, name))
+    loss = relative(attention_output(merged, x), attention_output(weights, x))
+    assert loss < 1e-10 if each.lossless_on_equal_heads else loss > 0.1
+    stored = replace(weights, **{name: getattr(weights, name).bfloat16() for name in "qkvo"})
+    made = each.merge(stored, asked)
+    assert {getattr(made, name).dtype for name in "qkvo"} == {torch.bfloat16}
+    if each.needs_calibration:
+        with pytest.raises(PlanError, match="needs calibration text"):
+            each.merge(weights, request(2))
+    assert each.reference
+
+
+def test_the_help_tells_each_method_with_its_reference() -> None:
+    told = method_help()
+    for each in METHODS:
+        assert f"{each.name}: {each.does} ({each.reference})" in told
+
+
 def test_an_unknown_method_is_refused_with_the_list() -> None:
     with pytest.raises(PlanError, match="no method 'median'") as caught:
         get_method("median")
-    assert "first, lowrank, mean, procrustes, random" in caught.value.fix
+    assert ", ".join(METHODS.names()) in caught.value.fix
 
 
 def test_a_name_can_be_taken_once() -> None:
     get_method("mean")
     with pytest.raises(ValueError, match="registered twice"):
         method("mean", reference="")(lambda weights, request: weights)
-    assert METHODS.names() == ["first", "lowrank", "mean", "procrustes", "random"]
+    assert METHODS.names() == sorted(each.name for each in METHODS)
 
 
 @given(st.integers(1, 64), st.integers(1, 64))

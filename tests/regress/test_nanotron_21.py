@@ -121,7 +121,7 @@ def test_a_sweep(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        slow(after("upcycle.export.program", "convert_decoder")),
+        slow(after("upcycle.export.saving", "convert_decoder")),
         # coremltools has written its temporary files, and saves the package.
         """
 from upcycle.export.quiet import quiet_coremltools

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.regress.folders import load
-from tests.tiny import convert, tiny_checkpoint
-from upcycle.export.decoder import StatefulDecoder, decoder_shape
+from tests.tiny import tiny_checkpoint
+from upcycle.conversion.convert import convert
+from upcycle.export.decoder import decoder_shape
+from upcycle.export.stateful import StatefulDecoder
 
 
 @pytest.mark.parametrize(("family", "head_dim"), [("llama", 8), ("gemma", 16)])

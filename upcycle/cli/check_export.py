@@ -1,17 +1,17 @@
 """`upcycle check-export`: run a Core ML package here and compare it with its checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from upcycle.cli.arguments import Source
 from upcycle.cli.check_table import print_checks
 from upcycle.cli.console import Console, Outcome, command
-from upcycle.errors import ExportError
+from upcycle.program.values import LARGEST_FP16
 
 if TYPE_CHECKING:
-    from upcycle.parity.logits import Difference
+    from upcycle.parity.logits import LogitsDifference
     from upcycle.parity.results import Arithmetic, ExportCheck
 
 _EPILOG = "Example: upcycle check-export out model.mlpackage --text prose.txt"
@@ -44,22 +44,18 @@ def check_export_command(
 
     It shows what the program means, not what a device makes of it.
     """
-    from upcycle.export.coreai.exporting import SUFFIX
-    from upcycle.parity.asset_check import check_asset
     from upcycle.parity.check import check_export
 
-    limits: dict[str, Any] = {"text": text or (), "tokens": tokens, "max_kl": max_kl}
-    if package.suffix == SUFFIX and against is not None:
-        raise ExportError(
-            "Core AI assets are not compared with each other",
-            where="--against",
-            fix="check each against its checkpoint",
-        )
     with console.progress() as watch:
-        if package.suffix == SUFFIX:
-            result = check_asset(source, package, **limits, watch=watch)
-        else:
-            result = check_export(source, package, **limits, against=against, watch=watch)
+        result = check_export(
+            source,
+            package,
+            text=text or (),
+            tokens=tokens,
+            max_kl=max_kl,
+            against=against,
+            watch=watch,
+        )
     kind = ", ".join(map(str, text)) if text else "the packaged held-out text"
     console.print(
         f"{result.tokens} tokens of {kind}: {result.prefilled} by prefill, "
@@ -96,7 +92,7 @@ def _print_differences(console: Console, result: "ExportCheck") -> None:
     console.print()
 
 
-def _row(name: str, difference: "Difference") -> list[str]:
+def _row(name: str, difference: "LogitsDifference") -> list[str]:
     return [
         name,
         f"{difference.maximum:.3g}",
@@ -115,5 +111,7 @@ def _print_magnitudes(console: Console, found: "Arithmetic") -> None:
         for extreme in found.largest
     )
     console.print(f"{found.name}: largest |x| {largest}")
-    console.print(f"{found.name}: {len(found.overflowed)} operations beyond fp16's 65,504")
+    console.print(
+        f"{found.name}: {len(found.overflowed)} operations beyond fp16's {LARGEST_FP16:,}"
+    )
     console.print()

@@ -9,7 +9,9 @@ import typer
 from upcycle import stopping
 from upcycle.cli.arguments import Output, Overwrite, Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
+from upcycle.cli.flags import Explained
 from upcycle.errors import warn
+from upcycle.heads.methods import get_method, method_help
 from upcycle.kvcache.parallel import serving_line
 from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Copy
@@ -23,7 +25,7 @@ def convert_command(
     console: Console,
     source: Source,
     output: Output,
-    options: ConvertOptions,
+    options: Annotated[ConvertOptions, Explained("method", method_help())],
     overwrite: Overwrite = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")
@@ -111,7 +113,7 @@ def _advice(before: int, after: int, method: str, refine: int) -> str:
         return "nothing was merged: the function is exactly the source's"
     if after > before:
         return "KV heads were repeated: the function is exactly the source's"
-    if method in ("mean", "first", "random"):
+    if get_method(method).is_baseline:
         return (
             f"{method} merging costs much of the model's quality; --calibration TEXT keeps most of "
             "it, and --refine 200 nearly all: see `upcycle eval` for how much"

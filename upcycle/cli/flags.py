@@ -21,6 +21,14 @@ class Only:
 
 
 @dataclass(frozen=True)
+class Explained:
+    """What a command's flag for a field says beside the field's own text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Flags:
     """A parameter of a command that stands for the flags of an options model.
 
@@ -29,12 +37,14 @@ class Flags:
         model: what the command gets.
         names: the fields that have flags.
         defaults: those that are not the model's own.
+        explained: what flags say beside the fields' own texts, by name.
     """
 
     parameter: str
     model: type[StageOptions]
     names: tuple[str, ...]
     defaults: dict[str, Any]
+    explained: dict[str, str]
 
     def parameters(self) -> list[inspect.Parameter]:
         """The flags, each as a parameter that typer reads."""
@@ -53,7 +63,7 @@ class Flags:
     def _flag(self, name: str) -> inspect.Parameter:
         field = self.model.model_fields[name]
         kind, traits = _bare(field.annotation, field.metadata)
-        text = " ".join((field.description or "").split())
+        text = " ".join(f"{field.description or ''} {self.explained.get(name, '')}".split())
         if get_origin(kind) is tuple:
             kind, text = list[str], f"{text.rstrip('.')}; may be repeated."
         elif get_origin(kind) is Literal or any(isinstance(t, BeforeValidator) for t in traits):
@@ -83,8 +93,8 @@ def flags_of(parameter: inspect.Parameter) -> Flags | None:
     """The flags that a parameter stands for; None where it is an argument or a flag itself.
 
     Args:
-        parameter: of an options model, `Annotated` with `Only` for some of its fields; its default
-            holds the flags' defaults.
+        parameter: of an options model, `Annotated` with `Only` for some of its fields, and with
+            `Explained`; its default holds the flags' defaults.
     """
     model, traits = _bare(parameter.annotation, [])
     if not (isinstance(model, type) and issubclass(model, StageOptions)):
@@ -96,6 +106,7 @@ def flags_of(parameter: inspect.Parameter) -> Flags | None:
         model,
         next((t.names for t in traits if isinstance(t, Only)), tuple(flagged(model))),
         {name: getattr(default, name) for name in set_there},
+        {t.name: t.text for t in traits if isinstance(t, Explained)},
     )
 
 

@@ -80,9 +80,9 @@ def graph_command(
     _show_findings(console, document["findings"])
     _show_comparison(console, document)
     if html is not None:
-        from upcycle.program.page import write_page
+        from upcycle.pages.page import write_page
 
-        write_page(document, html)
+        write_page(html, "graph.html.j2", **document)
         console.print(f"wrote {html}")
     errors = any(finding["severity"] == "error" for finding in document["findings"])
     return Outcome(document, passed=not (strict and errors))

@@ -6,6 +6,7 @@ from upcycle.cli.arguments import Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.cli.flags import Only
 from upcycle.errors import warn
+from upcycle.heads.methods import get_method
 from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.options.convert import ConvertOptions
@@ -63,6 +64,9 @@ def plan_command(
         console.print(f"{same}; every tensor is copied")
     for line in extra_attention_lines(todo, "merged like one of them"):
         console.print(line)
+    if kv_heads < shape.num_key_value_heads:
+        chosen = get_method(todo.method)
+        console.print(f"{chosen.name}: {chosen.does or 'of another package'} ({chosen.reference})")
     console.print(serving_line(shape.num_attention_heads, kv_heads))
     for warning in todo.warnings:
         warn(warning)

@@ -37,6 +37,7 @@ from upcycle.errors import CheckpointError, unsaid
 from upcycle.families import family_in
 from upcycle.families.extra_attention import old_heads
 from upcycle.families.retargets.view import retargeted
+from upcycle.heads.methods import get_method
 from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Plan, plan
 from upcycle.progress import Watcher, ignore
@@ -169,6 +170,7 @@ def convert(
             libraries=LIBRARIES,
             result={
                 "files": hash_folder(folder, known=work.output_hashes),
+                "method_reference": get_method(todo.method).reference,
                 "layers": layers,
                 "extra_attention": _extra_record(todo),
                 **misfit,

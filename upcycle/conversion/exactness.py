@@ -33,7 +33,7 @@ from upcycle.heads.pool import norm_is_per_head
 from upcycle.heads.reference import attention_output
 from upcycle.kvcache.counting import kv_cache_bytes
 from upcycle.kvcache.layout import cache_layout
-from upcycle.models.cache_size import measured_cache_bytes
+from upcycle.models.generation import measured_cache_bytes
 from upcycle.models.loading import classes_of, load_model, plain_classes
 from upcycle.planning import Attention, Copy, Plan, planned_family
 
@@ -56,7 +56,7 @@ def check_untouched(source: Checkpoint, output: Checkpoint, todo: Plan) -> Check
     return Check("tensors outside the merged attention are identical", len(wrong), 0, detail)
 
 
-def check_files(
+def compare_files(
     source: Path, output: Path, read: Mapping[str, str], written: Mapping[str, str]
 ) -> Check:
     """Both folders hold the very files that the conversion read and wrote, by their hashes."""

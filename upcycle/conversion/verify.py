@@ -15,6 +15,7 @@ from upcycle.conversion.retarget_check import check_retarget
 from upcycle.errors import CheckpointError
 from upcycle.families import shape_of
 from upcycle.families.retargets.view import RetargetedCheckpoint, retargeted
+from upcycle.heads.methods import get_method
 from upcycle.planning import plan
 from upcycle.progress import Progress, Watcher, ignore
 
@@ -90,7 +91,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
     )
     steps: list[Callable[[], list[Check]]] = [
         lambda: [
-            checks.check_files(before.folder, after.folder, made.source.files, made.result.files)
+            checks.compare_files(before.folder, after.folder, made.source.files, made.result.files)
         ],
         lambda: [checks.check_untouched(before, after, todo)],
         lambda: [checks.check_old_heads(before, after, todo)],
@@ -105,7 +106,7 @@ def verify(source: str | Path, output: str | Path, *, watch: Watcher = ignore) -
     if isinstance(before, RetargetedCheckpoint):
         steps.append(lambda: check_retarget(before))
     now, wanted = todo.source_shape.num_key_value_heads, todo.num_key_value_heads
-    if wanted < now and options.method != "random":  # which draws new heads from nothing
+    if wanted < now and get_method(todo.method).lossless_on_equal_heads:
         steps.append(lambda: [checks.check_equal_heads(before, todo)])
     found: list[Check] = []
     for index, step in enumerate(steps):

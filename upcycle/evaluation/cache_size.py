@@ -9,7 +9,7 @@ from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.evaluation.results import KVCache
 from upcycle.kvcache.counting import kv_cache_bytes
-from upcycle.models.cache_size import measured_cache_bytes
+from upcycle.models.generation import measured_cache_bytes
 
 _NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MEASURED_TOKENS = 16

@@ -20,10 +20,10 @@ from upcycle.evaluation.margins import judge
 from upcycle.evaluation.results import (
     Comparison,
     Divergence,
+    EvaluationSettings,
     Generation,
     Model,
     NoiseFloor,
-    Settings,
     Text,
 )
 from upcycle.evaluation.scoring import Scores, one_by_one, score_pair, whole_batches
@@ -144,7 +144,7 @@ def evaluate(
     ]
     return Comparison(
         text=held_out.text,
-        settings=Settings(place, options.dtype, size, new_tokens, RESAMPLES),
+        settings=EvaluationSettings(place, options.dtype, size, new_tokens, RESAMPLES),
         models=models,
         noise_floor=noise_floor,
         generations=generations,

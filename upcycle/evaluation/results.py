@@ -279,7 +279,7 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """How the models ran.
 
     Attributes:
@@ -311,7 +311,7 @@ class Comparison:
     """
 
     text: Text
-    settings: Settings
+    settings: EvaluationSettings
     models: list[Model]
     noise_floor: NoiseFloor
     generations: list[Generation]

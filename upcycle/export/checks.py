@@ -8,6 +8,7 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.export.decoder import DecoderShape
+from upcycle.options.attention_forms import AttentionForm
 from upcycle.program.graph import Function
 
 _SHARED = 1.02  # all functions of a package weigh at most so much more than one
@@ -17,13 +18,15 @@ class BrokenExportError(RuntimeError):
     """The converter produced another program than the one that was traced: our bug."""
 
 
-def check_graph(function: Function, shape: DecoderShape, *, repeated: bool, states: bool) -> None:
+def check_graph(
+    function: Function, shape: DecoderShape, *, form: AttentionForm, states: bool
+) -> None:
     """Compare a function's graph with the model that it was made from.
 
     Args:
         function: the graph, from the saved package.
         shape: what the model does in one forward pass.
-        repeated: whether K and V are copied to all query heads.
+        form: of its attention.
         states: whether K and V are kept in states; they are inputs and outputs otherwise.
 
     Raises:
@@ -36,7 +39,7 @@ def check_graph(function: Function, shape: DecoderShape, *, repeated: bool, stat
         "writes of each state": [shape.num_layers] * 2 if states else [],
         "inputs and outputs of K and V": (0, 0) if states else (caches, caches),
         # Where K and V are inputs, the new tokens' lie apart and are copied apart.
-        "tile of K and V": caches * (1 if states else 2) if repeated and grouped else 0,
+        "tile of K and V": caches * (1 if states else 2) * form.copies if grouped else 0,
         "concat of K and V": 0,
     }
     found = {

@@ -11,12 +11,12 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import check_output, scratch_folder, staged
 from upcycle.errors import ExportError
 from upcycle.export.bundle import staged_bundle, write_bundle
-from upcycle.export.chunks.parts import Part, chunk_parts
+from upcycle.export.chunks.packages import PlannedPackage, chunk_packages
 from upcycle.export.decoder import DecoderShape
 from upcycle.export.loading import load_decoder
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
 from upcycle.export.record import hub_name, write_export_manifest
-from upcycle.export.request import check_request, functions_of
+from upcycle.export.request import check_target, functions_of
 from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.chunked import read_exported
 from upcycle.program.graph import Function
@@ -96,7 +96,7 @@ def export_coreml(
         BrokenExportError: the saved program is not the model's (our bug).
     """
     output = Path(output)
-    check_request(output, SUFFIX, options)
+    check_target(output, SUFFIX, options)
     _check_libraries()
     opened = Checkpoint.open(checkpoint)
     chunked = options.chunk_size is not None
@@ -116,9 +116,9 @@ def export_coreml(
     decoder, shape = load_decoder(opened, options)
     manifest = _manifest(opened, shape, options, prepared)
     if chunked:
-        parts = chunk_parts(decoder, shape, manifest, options, prepared)
+        parts = chunk_packages(decoder, shape, manifest, options, prepared)
     else:
-        parts = [Part(output.name, decoder, shape, manifest, prepared)]
+        parts = [PlannedPackage(output.name, decoder, shape, manifest, prepared)]
     steps = count(1)
     last = 1 + len(parts) * (1 + len(functions_of(options)) + (len(functions_of(options)) > 1))
 

@@ -10,16 +10,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from upcycle.errors import ExportError
-from upcycle.export.cache import StateCache
-from upcycle.export.masks import additive_mask, mask_windows, masks_for_model
+from upcycle.export.masks import mask_windows, masks_for_model
 from upcycle.models.qfold import Call, recorded_calls
 from upcycle.program.signature import (
     INPUT_IDS,
-    KEY_CACHE,
     LOGITS,
     NEXT_TOKEN,
     POSITION,
-    VALUE_CACHE,
     Input,
     Signature,
 )
@@ -100,51 +97,13 @@ class CachedDecoder(nn.Module):
         logits: Tensor = output.logits
         return logits
 
+    def _first_tokens(self, queries: int) -> tuple[Tensor, Tensor]:
+        """T tokens and their position, which is 0."""
+        return torch.zeros(1, queries, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+
     def _next_tokens(self, logits: Tensor) -> tuple[Tensor, ...]:
         """The likeliest token of each position, [1, T] int32, where it is asked for."""
         return (logits.argmax(-1).int(),) if self.argmax else ()
-
-
-class StatefulDecoder(CachedDecoder):
-    """A decoder that keeps K and V in two buffers, [L, g, C, d] and [L, g, C, e]."""
-
-    def __init__(
-        self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
-    ) -> None:
-        super().__init__(model, shape, context, argmax=argmax)
-        heads = (shape.num_layers, shape.num_key_value_heads, context)
-        self.register_buffer(KEY_CACHE, torch.zeros(*heads, shape.head_dim))
-        self.register_buffer(VALUE_CACHE, torch.zeros(*heads, shape.value_head_dim))
-
-    def signature(self, queries: int) -> Signature:
-        """Tokens, position and masks in, logits out, the two buffers as states."""
-        names = (KEY_CACHE, VALUE_CACHE)
-        return self._signature(
-            queries, states={name: tuple(self.get_buffer(name).shape) for name in names}
-        )
-
-    def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
-        """Tokens [1, T] at position [1] 0, and a mask [1, 1, T, C] of each kind."""
-        masks = (additive_mask(0, queries, self.context, window) for window in self.masks.values())
-        tokens = torch.zeros(1, queries, dtype=torch.int32)
-        return tokens, torch.zeros(1, dtype=torch.int32), *masks
-
-    def forward(
-        self, input_ids: Tensor, position: Tensor, *masks: Tensor
-    ) -> Tensor | tuple[Tensor, ...]:
-        """Logits [1, T, vocabulary], with the next tokens [1, T] where they are asked for.
-
-        Args:
-            input_ids: [1, T], the tokens.
-            position: [1], of the first token, which is also where their K and V are written;
-                position + T must not pass C.
-            masks: for each of the shape's masks [1, 1, T, C], of `additive_mask`.
-        """
-        cache = StateCache(
-            self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE), start=position[0]
-        )
-        logits = self._logits(input_ids, position, masks, cache)
-        return (logits, *self._next_tokens(logits)) if self.argmax else logits
 
 
 def _positions(first: Tensor, queries: int) -> Tensor:

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_agreement
-from upcycle.export.decoder import DecoderShape, StatefulDecoder, decoder_shape
+from upcycle.export.decoder import DecoderShape, decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.norms import guard_norms
-from upcycle.export.precision import LARGEST_FP16
 from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.quantize.weights import is_tied
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.residual import fit_residual
 from upcycle.export.rotary import tabulate_rotary
+from upcycle.export.stateful import StatefulDecoder
 from upcycle.models.loading import load_model, quiet
-from upcycle.models.qfold import register_qfold
+from upcycle.models.qfold import register_attention_forms
 from upcycle.options.export import CONTEXT_MULTIPLE, DEFAULTS, READ_ONLY, STATE, ExportOptions
+from upcycle.program.values import LARGEST_FP16
 
 DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -47,7 +48,7 @@ def load_decoder(
             program would get wrong.
     """
     _check_model_type(checkpoint)
-    register_qfold()
+    register_attention_forms()
     model = load_model(checkpoint.folder, dtype=torch.float32, attention="eager")
     _check_layers(model, options.context, checkpoint.folder)
     _check_numbers(model, math.inf, checkpoint.folder)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from upcycle.program.values import LARGEST_FP16
+
 _WRITTEN_FOR = "9.0"
 _CHUNK = 2**20
-LARGEST_FP16 = 65504
 _INFINITE = 1e38  # coremltools takes what is beyond it for a mask's infinity
 
 

@@ -44,15 +44,11 @@ class ReadOnlyDecoder(CachedDecoder):
 
     def example_inputs(self, queries: int) -> tuple[Tensor, ...]:
         """Tokens [1, T] at position [1] 0, no past, a mask of each kind, as in `signature`."""
-        return (
-            torch.zeros(1, queries, dtype=torch.int32),
-            torch.zeros(1, dtype=torch.int32),
-            *(torch.zeros(shape) for shape in self.past_shapes),
-            *(
-                torch.from_numpy(past_mask(0, queries, self.context, window)).float()
-                for window in self.masks.values()
-            ),
+        masks = (
+            torch.from_numpy(past_mask(0, queries, self.context, window)).float()
+            for window in self.masks.values()
         )
+        return *self._first_tokens(queries), *map(torch.zeros, self.past_shapes), *masks
 
     def forward(
         self, input_ids: Tensor, position: Tensor, *past_and_masks: Tensor

@@ -13,7 +13,7 @@ def functions_of(options: ExportOptions) -> Mapping[str, int]:
     return {DECODE: 1} | ({} if options.prefill is None else {PREFILL: options.prefill})
 
 
-def check_request(output: Path, suffix: str, options: ExportOptions) -> None:
+def check_target(output: Path, suffix: str, options: ExportOptions) -> None:
     """Refuse what no target can do.
 
     Args:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from upcycle.errors import ExportError
 from upcycle.export.norms import ScaledNorm
-from upcycle.export.precision import LARGEST_FP16
 from upcycle.export.stream import Linear, ResidualStream
+from upcycle.program.values import LARGEST_FP16
 
 _COMFORTABLE = 2.0**13  # other tokens than those that were tried may go beyond these
 _TOLERANCE = 1e-4  # of the range of the logits

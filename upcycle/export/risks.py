@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from upcycle.export.coreml import ExportResult
 from upcycle.options.export import STATE
 from upcycle.program.graph import METADATA_KEY, Graph
-from upcycle.program.lints.every import lint_graph
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.signature import DECODE
 
 # Lints whose findings an export tells at once; `graph` shows all of them.

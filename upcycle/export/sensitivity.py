@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from upcycle.export.quantize.dequantise import dequantised
 from upcycle.export.quantize.schemes import Scheme
-from upcycle.export.quantize.weights import Weight, decoder_layers
+from upcycle.export.quantize.weights import WeightMatrix, decoder_layers
 from upcycle.progress import Progress, Watcher, ignore
 
 
@@ -35,7 +35,7 @@ class Sensitivity:
 @torch.inference_mode()
 def measure_sensitivity(
     model: Any,
-    weights: Mapping[str, Weight],
+    weights: Mapping[str, WeightMatrix],
     schemes: Mapping[str, Scheme],
     rows: Tensor,
     watch: Watcher = ignore,
@@ -67,7 +67,7 @@ def measure_sensitivity(
             found.append(0.0)
             continue
         with _replayed(layers[:index], outputs), dequantised(model, weights, own):
-            found.append(divergence(reference, log_probabilities(model, rows)))
+            found.append(mean_divergence(reference, log_probabilities(model, rows)))
     watch(Progress("sensitivity", len(layers), len(layers), "layers"))
     return Sensitivity(rows.numel(), tuple(found))
 
@@ -78,7 +78,7 @@ def log_probabilities(model: Any, rows: Tensor) -> Tensor:
     return logits.float().log_softmax(-1)
 
 
-def divergence(reference: Tensor, other: Tensor) -> float:
+def mean_divergence(reference: Tensor, other: Tensor) -> float:
     """Mean KL(reference || other) over all tokens, nats, of log-probabilities [B, T, V]."""
     return float((reference.exp() * (reference - other)).sum(-1).mean())
 

@@ -24,14 +24,14 @@ class Linear(NamedTuple):
     bias: Tensor | None
 
 
-Part = Linear | nn.Module
+Endpoint = Linear | nn.Module
 
 
 class _Tag(NamedTuple):
     """What is known of a tensor: whether it is the stream, or else whose outputs it sums."""
 
     in_stream: bool
-    sources: tuple[Part, ...] = ()
+    sources: tuple[Endpoint, ...] = ()
 
 
 class ResidualStream(TorchFunctionMode):
@@ -52,8 +52,8 @@ class ResidualStream(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.embeddings: list[nn.Module] = []
-        self.writers: list[Part] = []
-        self.readers: list[Part] = []
+        self.writers: list[Endpoint] = []
+        self.readers: list[Endpoint] = []
         self.peak = 0.0
         self._model = model
         self._tags: dict[int, tuple[Tensor, _Tag]] = {}  # with the tensors, or ids would recur
@@ -120,7 +120,7 @@ class ResidualStream(TorchFunctionMode):
         self._norms_around -= 1
         self._tag(output, _Tag(False, (module,)))
 
-    def _read(self, x: Tensor, reader: Part) -> None:
+    def _read(self, x: Tensor, reader: Endpoint) -> None:
         tag = self._tag_of(x)
         if tag is not None and tag.in_stream:
             self.peak = max(self.peak, float(x.abs().max()))
@@ -141,7 +141,7 @@ class ResidualStream(TorchFunctionMode):
                 parts.append(part)
 
 
-def _same(part: Part, other: Part) -> bool:
+def _same(part: Endpoint, other: Endpoint) -> bool:
     if isinstance(part, Linear) and isinstance(other, Linear):
         return part.weight is other.weight
     return part is other

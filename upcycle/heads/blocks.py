@@ -1,9 +1,15 @@
-"""Views of heads by group, and of moments of stacked heads by head."""
+"""Views of heads by group and by rotary plane, and of moments of stacked heads by head.
+
+A rotation by position multiplies each rotary plane by a unit complex number (Su et al. 2021,
+section 3.2.2), so that whatever is done by complex factors per plane commutes with it.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from upcycle.attention import Rope
 
 
 def grouped(heads: Tensor, groups: int) -> Tensor:
@@ -16,7 +22,7 @@ def per_kv_head(queries: Tensor, kv_heads: int) -> Tensor:
     return grouped(queries, kv_heads).sum(1)
 
 
-def by_head(moment: Tensor, heads: int) -> Tensor:
+def head_blocks(moment: Tensor, heads: int) -> Tensor:
     """[..., n m, n m] as [..., n, m, n, m]."""
     width = moment.shape[-1] // heads
     return torch.unflatten(torch.unflatten(moment, -1, (heads, width)), -3, (heads, width))
@@ -46,5 +52,26 @@ def channel_signals(moment: Tensor, energy: Tensor, groups: int) -> tuple[Tensor
     Returns:
         [g, m, n, n] moments and [g, m, n] energies.
     """
-    blocks = by_head(diagonal_blocks(moment, groups), len(energy) // groups)
+    blocks = head_blocks(diagonal_blocks(moment, groups), len(energy) // groups)
     return blocks.diagonal(dim1=2, dim2=4).movedim(-1, 1), grouped(energy, groups).mT
+
+
+def split_planes(rows: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Channels [heads, d, ...] as planes [heads, P, ...] (complex) and the p others, as they are.
+
+    P = rotary_dim / 2, or 0 without rotation; p = d - 2 P.
+    """
+    rotary = 0 if rope.pairing == "none" else rope.rotary_dim
+    turning, passing = rows[:, :rotary], rows[:, rotary:]
+    if rope.pairing == "interleaved":
+        return torch.complex(turning[:, 0::2], turning[:, 1::2]), passing
+    half = rotary // 2
+    return torch.complex(turning[:, :half], turning[:, half:]), passing
+
+
+def join_planes(planes: Tensor, passing: Tensor, rope: Rope) -> Tensor:
+    """Channels [heads, d, ...] again: the inverse of `split_planes`."""
+    parts = (planes.real, planes.imag)
+    interleaved = rope.pairing == "interleaved"
+    turning = torch.stack(parts, 2).flatten(1, 2) if interleaved else torch.cat(parts, 1)
+    return torch.cat((turning, passing), 1)

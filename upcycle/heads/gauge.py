@@ -14,8 +14,8 @@ from torch import Tensor
 
 from upcycle.attention import AttentionWeights
 from upcycle.errors import PlanError
+from upcycle.heads.blocks import join_planes, split_planes
 from upcycle.heads.permute import can_reorder, permute_kv_heads
-from upcycle.heads.planes import join_planes, split_planes
 
 RowMap = Callable[[Tensor], Tensor]
 _UNIT = 1e-9  # how far a factor's modulus may be from 1

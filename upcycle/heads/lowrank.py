@@ -15,13 +15,19 @@ from torch import Tensor
 
 from upcycle.attention import AttentionWeights
 from upcycle.errors import PlanError
-from upcycle.heads.blocks import channel_signals, diagonal_blocks, grouped, per_kv_head
+from upcycle.heads.blocks import (
+    channel_signals,
+    diagonal_blocks,
+    grouped,
+    join_planes,
+    per_kv_head,
+    split_planes,
+)
 from upcycle.heads.copies import span_of_copies, with_bias
 from upcycle.heads.gauge import freedom, map_rows, stored_like
-from upcycle.heads.methods import MergeRequest, MergeSteps, method
+from upcycle.heads.methods import MergeRequest, MergeSteps
 from upcycle.heads.moments import LayerMoments, regularised
 from upcycle.heads.normed_keys import merge_normed_keys, norm_takes_factors
-from upcycle.heads.planes import join_planes, split_planes
 from upcycle.heads.pool import mean
 from upcycle.heads.subspace import rank_one, shared_subspace
 
@@ -56,7 +62,7 @@ def treatment(weights: AttentionWeights) -> Treatment:
     return Treatment("real" if norm_takes_factors(weights) else "directions", values)
 
 
-def steps(weights: AttentionWeights) -> MergeSteps:
+def lowrank_steps(weights: AttentionWeights) -> MergeSteps:
     """What `lowrank` does to these weights, in words."""
     free, chosen = freedom(weights), treatment(weights)
     keys = {
@@ -73,12 +79,6 @@ def steps(weights: AttentionWeights) -> MergeSteps:
     return MergeSteps(keys[chosen.keys], values[chosen.values])
 
 
-@method(
-    "lowrank",
-    reference="rank one per rotary plane and output-weighted PCA (Eckart and Young 1936)",
-    needs_calibration=True,
-    steps=steps,
-)
 def lowrank(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """The least expected squared error of logits and outputs that one shared head allows.
 

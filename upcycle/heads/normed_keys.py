@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights, Rope
-from upcycle.heads.blocks import channel_signals, diagonal_blocks, grouped, per_kv_head
+from upcycle.heads.blocks import channel_signals, diagonal_blocks, grouped, join_planes, per_kv_head
 from upcycle.heads.gauge import freedom, map_rows, transform_keys
 from upcycle.heads.moments import LayerMoments
-from upcycle.heads.planes import join_planes
 from upcycle.heads.procrustes import key_rotations, rotate_moments
 from upcycle.heads.subspace import rank_one
 

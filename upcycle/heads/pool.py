@@ -12,14 +12,12 @@ from torch import Tensor
 
 from upcycle.attention import AttentionWeights
 from upcycle.heads.blocks import grouped
-from upcycle.heads.methods import MergeRequest, method
+from upcycle.heads.methods import MergeRequest
 
 Pool = Callable[[Tensor], Tensor]
 _BLOCK = 1 << 18  # elements; of fp64, a core's cache
-PAPER = "Ainslie et al. 2023, arXiv 2305.13245, section 2.1"
 
 
-@method("mean", reference=PAPER, only_kv=True, draws=False)
 def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the mean of its group.
 
@@ -40,7 +38,6 @@ def mean(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     return _map_kv(weights, pool)
 
 
-@method("first", reference=PAPER, only_kv=True, draws=False)
 def first(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the first of its group."""
 
@@ -50,7 +47,6 @@ def first(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     return _map_kv(weights, pool)
 
 
-@method("random", reference=PAPER, only_kv=True)
 def random(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """K and V are drawn anew at the source class's initial scale.
 

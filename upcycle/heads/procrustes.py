@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights
-from upcycle.heads.blocks import by_head, diagonal_blocks
+from upcycle.heads.blocks import diagonal_blocks, head_blocks
 from upcycle.heads.gauge import freedom, stored_like, transform_keys, transform_values
-from upcycle.heads.methods import MergeRequest, MergeSteps, method
+from upcycle.heads.methods import MergeRequest, MergeSteps
 from upcycle.heads.moments import LayerMoments, regularised, white_moments
 from upcycle.heads.pool import mean
 from upcycle.heads.subspace import phase
@@ -22,7 +22,7 @@ _SWEEPS = 100
 _GAIN = 1e-6
 
 
-def steps(weights: AttentionWeights) -> MergeSteps:
+def procrustes_steps(weights: AttentionWeights) -> MergeSteps:
     """What `procrustes` does to these weights."""
     free = freedom(weights)
     aligned = "aligned by rotations, then their mean"
@@ -32,12 +32,6 @@ def steps(weights: AttentionWeights) -> MergeSteps:
     )
 
 
-@method(
-    "procrustes",
-    reference="Jin et al. 2025, arXiv 2412.20677, section 3",
-    steps=steps,
-    draws=False,
-)
 def procrustes(weights: AttentionWeights, request: MergeRequest) -> AttentionWeights:
     """Each new KV head is the mean of its group after its members were turned onto each other.
 
@@ -102,7 +96,7 @@ def align_channels(moment: Tensor, heads: int) -> Tensor:
     Returns:
         [n, m, m].
     """
-    blocks = by_head(moment, heads)
+    blocks = head_blocks(moment, heads)
     turns, agreement = _nearest_rotation(blocks[:, :, 0])[0], -torch.inf
     for _ in range(_SWEEPS):
         with_mean = torch.einsum("iajb,jcb->iac", blocks, turns) / heads  # E[x_h μᵀ]

@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from upcycle.heads.blocks import by_head, grouped
+from upcycle.heads.blocks import grouped, head_blocks
 
 _SMALLEST = 1e-30
 _LARGEST_GAIN = 1e3  # of one shared channel over another when magnitudes are balanced
@@ -73,7 +73,7 @@ def shared_subspace(moment: Tensor, metric: Tensor, span: Tensor | None = None) 
     """
     heads, width = metric.shape[:2]
     roots, inverses = _square_roots(metric)
-    blocks = by_head(moment, heads)
+    blocks = head_blocks(moment, heads)
     weighted = torch.einsum("iab,ibjc,jcd->iajd", roots, blocks, roots).flatten(2).flatten(0, 1)
     weighted = (weighted + weighted.mT) / 2
     if span is None:
@@ -100,7 +100,7 @@ def mean_residual(moment: Tensor, metric: Tensor) -> Tensor:
         moment: [n m, n m] E[x xᵀ] of the stacked heads.
         metric: [n, m, m] G, symmetric and not negative.
     """
-    blocks = by_head(moment, len(metric))
+    blocks = head_blocks(moment, len(metric))
     with_mean = blocks.mean(2)  # E[x_h x̄ᵀ], [n, m, m]
     own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     error = own - with_mean - with_mean.mT + with_mean.mean(0)

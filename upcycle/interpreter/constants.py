@@ -10,6 +10,7 @@ from torch import Tensor
 
 from upcycle.errors import ExportError
 from upcycle.program.operation import TensorType, Weight
+from upcycle.program.weight_file import data_begin
 
 # What each of MIL's types is kept as; torch has little arithmetic of unsigned integers.
 TORCH_TYPES = {
@@ -22,12 +23,9 @@ TORCH_TYPES = {
     "uint6": torch.uint8, "uint8": torch.uint8,
     "uint16": torch.int32, "uint32": torch.int64,
 }  # fmt: skip
-_RECORD = np.dtype(
-    [("mark", "<u4"), ("kind", "<u4"), ("nbytes", "<u8"), ("offset", "<u8"), ("padding", "<u8")]
-)
-_MARK = 0xDEADBEEF
 _UNSIGNED = {"uint16": np.uint16, "uint32": np.uint32}
 _UNPACKED_AT_ONCE = 1 << 20
+_REMAKE = "make the package again"
 
 
 def read_weight(weight: Weight, tensor_type: TensorType) -> Tensor:
@@ -40,9 +38,7 @@ def read_weight(weight: Weight, tensor_type: TensorType) -> Tensor:
     """
     where, dtype = f"{weight.file}, offset {weight.offset}", tensor_type.dtype
     shape = _known_shape(tensor_type, where)
-    if not weight.file.is_file():
-        raise ExportError("the weight file is missing", where=where, fix=_REMAKE)
-    start = _begin(weight, tensor_type, where)
+    start = data_begin(weight)
     # Copy-on-write: torch refuses memory that is not writable.
     stored = np.memmap(weight.file, np.uint8, "c", start, (tensor_type.nbytes,))
     if dtype not in TORCH_TYPES:
@@ -98,25 +94,8 @@ def unpack(stored: NDArray[np.uint8], dtype: str, count: int) -> NDArray[np.uint
     return ((found ^ (1 << (bits - 1))).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 
-def _begin(weight: Weight, tensor_type: TensorType, where: str) -> int:
-    """Where a constant's data begin, as the record before them says."""
-    with weight.file.open("rb") as file:
-        file.seek(weight.offset)
-        header = file.read(_RECORD.itemsize)
-    record = np.frombuffer(header, _RECORD)[0] if len(header) == _RECORD.itemsize else None
-    if record is None or record["mark"] != _MARK or record["nbytes"] < tensor_type.nbytes:
-        raise ExportError("the weight file does not hold this constant", where=where, fix=_REMAKE)
-    begin = int(record["offset"])
-    if begin + tensor_type.nbytes > weight.file.stat().st_size:
-        raise ExportError("the weight file is cut off", where=where, fix=_REMAKE)
-    return begin
-
-
 def _known_shape(tensor_type: TensorType, where: str) -> tuple[int, ...]:
     sizes = tuple(size for size in tensor_type.shape if size is not None)
     if len(sizes) < len(tensor_type.shape):
         raise ExportError("a constant has a dynamic shape", where=where, fix=_REMAKE)
     return sizes
-
-
-_REMAKE = "make the package again"

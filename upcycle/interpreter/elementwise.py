@@ -29,15 +29,6 @@ def _shifted(function: Callable[[Tensor], Tensor], epsilon: float) -> Evaluation
     return lambda given: function(given.tensor("x") + given.number("epsilon", epsilon))
 
 
-def _cast(given: Arguments) -> Tensor:
-    # The declared type of the result does the rest: torch too truncates towards zero.
-    return given.stored("x")
-
-
-def _clip(given: Arguments) -> Tensor:
-    return given.tensor("x").clamp(given.number("alpha"), given.number("beta"))
-
-
 def _gelu(given: Arguments) -> Tensor:
     x, mode = given.tensor("x"), given.text("mode", "EXACT")
     if mode == "SIGMOID_APPROXIMATION":
@@ -45,18 +36,10 @@ def _gelu(given: Arguments) -> Tensor:
     return functional.gelu(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
 
 
-def _prelu(given: Arguments) -> Tensor:
-    return functional.prelu(given.tensor("x"), given.tensor("alpha").reshape(-1))
-
-
 def _select(given: Arguments) -> Tensor:
     parts = given.stored("cond").bool(), given.stored("a"), given.stored("b")
     given.expect(broadcast(*parts))
     return torch.where(*parts)
-
-
-def _threshold(given: Arguments) -> Tensor:
-    return given.tensor("x").clamp(min=given.number("alpha"))
 
 
 def _softplus_parametric(given: Arguments) -> Tensor:
@@ -120,17 +103,18 @@ ELEMENTWISE: dict[str, Evaluation] = {
     "pow": _binary(torch.pow),
     "real_div": _binary(torch.true_divide),
     "sub": _binary(torch.sub),
-    "cast": _cast,
-    "clip": _clip,
+    # The declared type of the result does the rest: torch too truncates towards zero.
+    "cast": lambda given: given.stored("x"),
+    "clip": _with_two(torch.clamp),
     "gelu": _gelu,
-    "prelu": _prelu,
     "select": _select,
     "softplus_parametric": _softplus_parametric,
-    "threshold": _threshold,
+    "threshold": lambda given: given.tensor("x").clamp(min=given.number("alpha")),
     "clamped_relu": _with_two(lambda x, a, b: torch.where(x >= 0, x, a * x).clamp(max=b)),
     "linear_activation": _with_two(lambda x, a, b: a * x + b),
     "scaled_tanh": _with_two(lambda x, a, b: a * torch.tanh(b * x)),
     "sigmoid_hard": _with_two(lambda x, a, b: (a * x + b).clamp(0, 1)),
+    "prelu": lambda given: functional.prelu(given.tensor("x"), given.tensor("alpha").reshape(-1)),
     "elu": lambda given: functional.elu(given.tensor("x"), given.number("alpha", 1.0)),
     "leaky_relu": lambda given: functional.leaky_relu(
         given.tensor("x"), given.number("alpha", 0.01)

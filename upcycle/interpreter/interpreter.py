@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from upcycle.errors import ExportError
-from upcycle.interpreter.arguments import Arguments, Value, fits
+from upcycle.interpreter.arguments import Arguments, ProgramError, Value, evaluating, fits
 from upcycle.interpreter.constants import TORCH_TYPES
-from upcycle.interpreter.failure import ProgramError, evaluating
 from upcycle.interpreter.prepare import EVALUATIONS, Loaded, Step
 from upcycle.interpreter.shaping import update_slice
 from upcycle.program.operation import Operation, TensorType
@@ -130,7 +129,7 @@ class Interpreter:
         assert step.into is not None
         name = step.operation.inputs["x"][0]
         memory = self.states[step.into].untyped_storage().data_ptr()
-        sharing = [key for key, value in values.varying() if _memory(value) == memory]
+        sharing = [key for key, value in values.items() if _memory(value) == memory]
         return sharing == [name] and name in step.dying
 
     def _settled(self, value: Tensor, dtype: str) -> Tensor:
@@ -155,10 +154,6 @@ class _Values(dict[str, Value]):
         if key not in self._constants:
             raise ProgramError(f"{key!r} is read before it is made")
         return self._constants[key]
-
-    def varying(self) -> list[tuple[str, Value]]:
-        """All but the constants."""
-        return list(self.items())
 
     def tensor(self, key: str) -> Tensor:
         value = self[key]

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from upcycle.errors import ExportError
-from upcycle.interpreter.arguments import Arguments, Evaluation, Value
+from upcycle.interpreter.arguments import Arguments, Evaluation, Value, evaluating
 from upcycle.interpreter.compressed import COMPRESSED
 from upcycle.interpreter.constants import TORCH_TYPES, literal_tensor, read_weight
 from upcycle.interpreter.contraction import CONTRACTIONS
 from upcycle.interpreter.elementwise import ELEMENTWISE
-from upcycle.interpreter.failure import evaluating
 from upcycle.interpreter.reduction import REDUCTIONS
 from upcycle.interpreter.shaping import SHAPING
 from upcycle.memory import physical_memory
@@ -45,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFunction:
     """A function to run.
 
     Attributes:
@@ -73,10 +72,10 @@ class Loaded:
         for name, function in graph.functions.items():
             _check_types(name, function)
         self.graph = graph
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, PreparedFunction] = {}
         self._shared: Shared = {}
 
-    def function(self, name: str) -> Prepared:
+    def function(self, name: str) -> PreparedFunction:
         """A function to run.
 
         Raises:
@@ -109,7 +108,7 @@ class Loaded:
         }
 
 
-def _prepare(name: str, function: Function, shared: Shared) -> Prepared:
+def _prepare(name: str, function: Function, shared: Shared) -> PreparedFunction:
     _check_operations(name, function)
     constants = _Constants(name, function, shared)
     varying = [op for op in function.operations if not constants.add(op)]
@@ -129,7 +128,7 @@ def _prepare(name: str, function: Function, shared: Shared) -> Prepared:
         )
         for i, op in enumerate(varying)
     )
-    return Prepared(function, constants.values, steps)
+    return PreparedFunction(function, constants.values, steps)
 
 
 def _check_operations(name: str, function: Function) -> None:

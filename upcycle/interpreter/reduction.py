@@ -31,10 +31,6 @@ def _argument(function: Callable[..., Tensor]) -> Evaluation:
     )
 
 
-def _softmax(given: Arguments) -> Tensor:
-    return torch.softmax(given.tensor("x"), given.integer("axis", -1))
-
-
 def _cumsum(given: Arguments) -> Tensor:
     x, axis = given.tensor("x"), given.integer("axis", 0)
     x = x.flip(axis) if given.flag("reverse") else x
@@ -43,8 +39,8 @@ def _cumsum(given: Arguments) -> Tensor:
     return total.flip(axis) if given.flag("reverse") else total
 
 
-def _sorted(given: Arguments, *, default: bool) -> tuple[Tensor, Tensor]:
-    descending = not given.flag("ascending", default)
+def _sorted(given: Arguments) -> tuple[Tensor, Tensor]:
+    descending = not given.flag("ascending")
     # Of equal elements the first counts, as in Core ML.
     values, indices = torch.sort(
         given.tensor("x"), dim=given.integer("axis", -1), descending=descending, stable=True
@@ -53,25 +49,21 @@ def _sorted(given: Arguments, *, default: bool) -> tuple[Tensor, Tensor]:
 
 
 def _topk(given: Arguments) -> Tensor | tuple[Tensor, ...]:
-    values, indices = _sorted(given, default=False)
+    values, indices = _sorted(given)
     axis, count = given.integer("axis", -1), given.integer("k", 1)
     first = values.narrow(axis, 0, count)
     return (first, indices.narrow(axis, 0, count)) if given.flag("return_indices", True) else first
-
-
-def _argsort(given: Arguments) -> Tensor:
-    return _sorted(given, default=False)[1]
 
 
 def _layer_norm(given: Arguments) -> Tensor:
     x = given.tensor("x")
     axes = given.ints("axes", list(range(x.ndim)))
     variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
-    return _affine(given, (x - mean) * torch.rsqrt(variance + given.number("epsilon", 1e-5)))
+    normed = (x - mean) * torch.rsqrt(variance + given.number("epsilon", 1e-5))
+    return _affine(normed, given.optional("gamma"), given.optional("beta"))
 
 
-def _affine(given: Arguments, x: Tensor) -> Tensor:
-    gamma, beta = given.optional("gamma"), given.optional("beta")
+def _affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
     x = x if gamma is None else x * gamma
     return x if beta is None else x + beta
 
@@ -93,10 +85,8 @@ def _batch_norm(given: Arguments) -> Tensor:
     mean, variance = channels("mean"), channels("variance")
     assert mean is not None
     assert variance is not None
-    x = (x - mean) * torch.rsqrt(variance + given.number("epsilon", 1e-5))
-    gamma, beta = channels("gamma"), channels("beta")
-    x = x if gamma is None else x * gamma
-    return x if beta is None else x + beta
+    normed = (x - mean) * torch.rsqrt(variance + given.number("epsilon", 1e-5))
+    return _affine(normed, channels("gamma"), channels("beta"))
 
 
 REDUCTIONS: dict[str, Evaluation] = {
@@ -112,11 +102,11 @@ REDUCTIONS: dict[str, Evaluation] = {
     "reduce_sum_square": _reduce(lambda x, axes, keep: x.square().sum(axes, keep)),
     "reduce_argmax": _argument(torch.argmax),
     "reduce_argmin": _argument(torch.argmin),
-    "argsort": _argsort,
+    "argsort": lambda given: _sorted(given)[1],
     "batch_norm": _batch_norm,
     "cumsum": _cumsum,
     "l2_norm": _l2_norm,
     "layer_norm": _layer_norm,
-    "softmax": _softmax,
+    "softmax": lambda given: torch.softmax(given.tensor("x"), given.integer("axis", -1)),
     "topk": _topk,
 }

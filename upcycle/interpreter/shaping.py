@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from upcycle.interpreter.arguments import Arguments, Evaluation
-from upcycle.interpreter.failure import ProgramError
+from upcycle.interpreter.arguments import Arguments, Evaluation, ProgramError
 
 _SCATTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "update": lambda old, new: new,

@@ -62,7 +62,7 @@ def calibration_rows(
     rows = max(1, tokens // length)
     paths = [path_of(text) for text in texts]
     documents = tokenise_files(paths, load_tokenizer(checkpoint.folder))
-    found = _first(documents, _DRAWN_FROM * rows * length)
+    found = first_ids(documents, _DRAWN_FROM * rows * length)
     whole = len(found) // length
     if whole < rows:
         raise DataError(
@@ -76,9 +76,9 @@ def calibration_rows(
     return torch.from_numpy(found[: whole * length].astype(np.int64)).view(-1, length)[drawn]
 
 
-def _first(documents: Iterable[Tokens], limit: int) -> NDArray[np.int32]:
+def first_ids(documents: Iterable[Tokens], limit: int) -> NDArray[np.int32]:
     """The ids of the first documents, end to end, until there are `limit`."""
-    parts: list[NDArray[np.int32]] = []
+    parts = [np.empty(0, np.int32)]
     found = 0
     for document in documents:
         parts.append(document.ids)

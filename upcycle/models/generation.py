@@ -1,12 +1,15 @@
-"""Greedy continuations."""
+"""Greedy continuations, and what their cache holds."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from upcycle.data.tokens import document_affixes
 from upcycle.errors import EvaluationError
 from upcycle.utf8 import repaired
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 
 @torch.inference_mode()
@@ -56,3 +59,12 @@ def prompt_tokens(tokenizer: Any, prompt: str, new_tokens: int, config: Any) -> 
             fix="shorten the prompt, or lower new_tokens",
         )
     return ids
+
+
+def measured_cache_bytes(cache: "Cache") -> int:
+    """Bytes of all key and value tensors that a transformers cache holds now.
+
+    The states of layers without attention are not counted.
+    """
+    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -19,7 +19,7 @@ _WITHOUT_EFFECT = {"position_ids", "sliding_window", "use_cache", "is_causal", "
 
 
 @dataclass(frozen=True)
-class Scores:
+class AttentionScores:
     """What the scores of one call are made from. Query head h reads key head h // (H / K).
 
     Attributes:
@@ -45,7 +45,7 @@ class Scores:
         """Query heads of one key head."""
         return self.query.shape[1] // self.key.shape[1]
 
-    def row(self, index: int) -> "Scores":
+    def row(self, index: int) -> "AttentionScores":
         """The scores of one row, as a batch of one."""
         one = slice(index, index + 1)
         mask = self.mask if len(self.mask) == 1 else self.mask[one]
@@ -85,7 +85,7 @@ class AttentionCall:
 
     inputs: Tensor
     output: Tensor
-    scores: Scores | None
+    scores: AttentionScores | None
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
 
@@ -96,7 +96,7 @@ Observer = Callable[[AttentionCall], None]
 @contextmanager
 def observed(attention: nn.Module, observer: Observer) -> Iterator[None]:
     """Tell the observer every call of an attention module while the context lasts."""
-    scores: list[Scores] = []
+    scores: list[AttentionScores] = []
 
     def after(
         _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
@@ -137,8 +137,8 @@ def observed_attention(
         attention_mask: additive, [B or 1, 1, T, T].
         scaling: factor of the scores; 1 / sqrt(d) where None.
         dropout: must be 0: this is for inference.
-        softcap: see `Scores`.
-        s_aux: the sinks, see `Scores`.
+        softcap: see `AttentionScores`.
+        s_aux: the sinks, see `AttentionScores`.
         others: what the model passes beside; only arguments without effect are accepted.
 
     Returns:
@@ -155,7 +155,7 @@ def observed_attention(
             fix="convert it without calibration",
         )
     factor = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    scores = Scores(query, key, value, attention_mask, factor, softcap, s_aux)
+    scores = AttentionScores(query, key, value, attention_mask, factor, softcap, s_aux)
     if OBSERVED in module.__dict__:
         module.__dict__[OBSERVED].append(scores)
     if softcap is None and s_aux is None:

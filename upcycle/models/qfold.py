@@ -8,18 +8,18 @@ The ranks stay at 4, and no `repeat_kv` (Core ML: `tile`) is left.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from upcycle.errors import ExportError
+from upcycle.options.attention_forms import FORMS
 
 if TYPE_CHECKING:
     from torch import nn
 
-QFOLD = "qfold"
-REPEAT_KV = "repeat-kv"
 # Passed along by transformers' models. They have no effect over a ready mask and cache: what a
 # sliding window hides, the mask hides.
 _WITHOUT_EFFECT = {"position_ids", "sliding_window", "use_cache"}
@@ -81,7 +81,7 @@ def qfold_attention(
         ExportError: the model's attention has a feature that is not expressed here, or no mask
             came with more than one query (attention would silently see the future).
     """
-    _refuse_unknown(module, others, dropout)
+    refuse_unknown(module, others, dropout)
     keys, values = _parts(key), _parts(value)
     batch, heads, queries, _ = query.shape
     groups = keys[0].shape[1]
@@ -133,17 +133,17 @@ def repeated_attention(
     )
 
 
-def register_qfold() -> None:
-    """Make "qfold" and its counterpart "repeat-kv" attention implementations of transformers.
+def register_attention_forms() -> None:
+    """Make the forms of attention that an export has implementations of transformers.
 
     The eager mask function goes beside them: without one transformers would pass no mask at all.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
-    for name, function in ((QFOLD, qfold_attention), (REPEAT_KV, repeated_attention)):
-        AttentionInterface.register(name, function)
-        AttentionMaskInterface.register(name, eager_mask)
+    for form in FORMS.values():
+        AttentionInterface.register(form.name, resolve_name(form.function))
+        AttentionMaskInterface.register(form.name, eager_mask)
 
 
 @contextmanager
@@ -193,7 +193,17 @@ def _repeat_heads(part: Tensor, members: int) -> Tensor:
     return copies.reshape(batch, groups * members, length, dim)
 
 
-def _refuse_unknown(module: "nn.Module", others: dict[str, Any], dropout: float) -> None:
+def refuse_unknown(module: "nn.Module", others: dict[str, Any], dropout: float) -> None:
+    """Refuse what a form of attention does not have.
+
+    Args:
+        module: the attention layer, named in the error.
+        others: what the model passes by name beside what the form takes.
+        dropout: what it passes as dropout.
+
+    Raises:
+        ExportError: one of them would have an effect.
+    """
     unknown = sorted(
         name
         for name, value in others.items()

@@ -14,7 +14,7 @@ MAX_BAD_SHARE = 0.01  # of a text file's rows
 REFUSED = "refused"  # the kind of an error that tells the way on in words of its own
 
 
-def refusal(what: str, fix: str) -> PydanticCustomError:
+def option_refusal(what: str, fix: str) -> PydanticCustomError:
     """What a validator raises, to tell the way on too."""
     return PydanticCustomError(REFUSED, "{what}; {fix}", {"what": what, "fix": fix})
 
@@ -26,7 +26,7 @@ def _bytes(value: object) -> object:
     try:
         return parse_bytes(value, where="size")
     except UpcycleError as error:
-        raise refusal(error.what, error.fix) from error
+        raise option_refusal(error.what, error.fix) from error
 
 
 # Strict scalars (no "5" for 5, no True for 1) inside sequences and paths that YAML can write.

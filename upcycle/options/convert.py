@@ -15,8 +15,7 @@ class MergeOptions(StageOptions):
     error: ClassVar = PlanError
 
     method: str | None = None
-    """How a group of KV heads becomes one; by default mean, or lowrank with calibration text. The
-    README lists all."""
+    """How a group of KV heads becomes one; by default mean, or lowrank with calibration text."""
     calibration: Annotated[tuple[PathValue, ...], Field(strict=False)] = ()
     """Text to measure on: a file, a folder, or builtin for the package's own."""
     calibration_tokens: Positive = 32_768

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from upcycle.errors import ExportError
-from upcycle.options.base import BUILTIN, Bytes, PathValue, refusal
+from upcycle.options.attention_forms import FORMS_HELP, QFOLD, FormName
+from upcycle.options.base import BUILTIN, Bytes, PathValue, option_refusal
 from upcycle.options.stage import StageOptions, Written
 
 STATE, READ_ONLY = "state", "read-only"
@@ -23,8 +24,7 @@ class ExportOptions(StageOptions):
     """Positions that the KV cache holds, a multiple of 32, at most the model's."""
     prefill: int | None = None
     """Tokens per call of a second function `prefill`, such as 64; less than the context."""
-    attention: Literal["qfold", "repeat-kv"] = "qfold"
-    """qfold never copies K and V; repeat-kv copies them to all query heads, for comparison."""
+    attention: Annotated[FormName, Field(description=FORMS_HELP)] = QFOLD.name
     kv_cache: Literal["state", "read-only"] = "state"
     """state keeps K and V in states; read-only takes those of the past as inputs and gives the new
     ones as outputs."""
@@ -58,7 +58,7 @@ class ExportOptions(StageOptions):
     @classmethod
     def _fills_tiles(cls, context: int) -> int:
         if context < CONTEXT_MULTIPLE or context % CONTEXT_MULTIPLE:
-            raise refusal(
+            raise option_refusal(
                 f"context {context} is no positive multiple of {CONTEXT_MULTIPLE}",
                 f"pass {max(1, round(context / CONTEXT_MULTIPLE)) * CONTEXT_MULTIPLE}",
             )
@@ -69,7 +69,7 @@ class ExportOptions(StageOptions):
     def _leaves_room(cls, prefill: int | None, info: ValidationInfo) -> int | None:
         context = info.data.get("context")  # absent where it is refused itself
         if prefill is not None and context is not None and not 1 < prefill < context:
-            raise refusal(
+            raise option_refusal(
                 f"prefill {prefill} is not between 2 and the context of {context}",
                 f"pass {min(64, context // 2)}, or leave it out to decode only",
             )
@@ -79,7 +79,7 @@ class ExportOptions(StageOptions):
     @classmethod
     def _is_countable(cls, parts: int) -> int:
         if not 1 <= parts <= MAX_HEAD_PARTS:
-            raise refusal(
+            raise option_refusal(
                 f"the output head cannot have {parts} parts",
                 f"pass 8, at most {MAX_HEAD_PARTS}, or leave it out",
             )

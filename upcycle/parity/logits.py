@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogitsDifference:
     """Logits against those of a reference, over all positions.
 
     Attributes:
@@ -57,7 +57,9 @@ def _part(difference: float, whole: float) -> float:
     return difference / whole
 
 
-def compare_logits(reference: Tensor, other: Tensor, excused: Tensor | None = None) -> Difference:
+def compare_logits(
+    reference: Tensor, other: Tensor, excused: Tensor | None = None
+) -> LogitsDifference:
     """Compare logits [N, vocabulary] of the same N tokens, computed in fp64.
 
     Args:
@@ -70,7 +72,7 @@ def compare_logits(reference: Tensor, other: Tensor, excused: Tensor | None = No
     steady = [row for row, flag in zip(rows, flags, strict=True) if not flag]
     maximum = max((row.maximum for row in steady), default=math.inf)
     decided = [row for row in steady if row.margin > 2 * maximum]
-    return Difference(
+    return LogitsDifference(
         positions=len(rows),
         excused=len(rows) - len(steady),
         maximum=maximum,

@@ -9,8 +9,8 @@ from torch import Tensor
 from upcycle.interpreter.shaping import SHAPING
 from upcycle.program.graph import Function
 from upcycle.program.operation import Operation
+from upcycle.program.values import LARGEST_FP16
 
-FP16_MAX = 65504.0
 _JOINS = {"add", "select", *SHAPING}
 
 
@@ -61,7 +61,7 @@ class OverflowProbe:
     @property
     def overflowed(self) -> list[Extreme]:
         """The operations whose result does not fit into fp16, in the order of the program."""
-        return [seen for seen in self._largest.values() if seen.magnitude > FP16_MAX]
+        return [seen for seen in self._largest.values() if seen.magnitude > LARGEST_FP16]
 
 
 def _masked_scores(function: Function) -> set[str]:

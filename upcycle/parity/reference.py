@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.models.loading import load_model
-from upcycle.parity.program import END, Exported
+from upcycle.parity.exported import END, Exported
 
 _WRAPPER = "model"  # the module that is exported holds the model under this name
 _PART = re.compile(r"_parts_([0-9]+)(?=_)")  # where `SplitLinear` has its parts

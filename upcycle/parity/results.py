@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from upcycle.checks import Check
-from upcycle.parity.logits import Difference
+from upcycle.parity.logits import LogitsDifference
 from upcycle.parity.overflow import Extreme
 
 
@@ -27,12 +27,12 @@ class Arithmetic:
 
     name: str
     exact: bool
-    text: Difference
-    end: Difference
-    prefill: Difference | None
+    text: LogitsDifference
+    end: LogitsDifference
+    prefill: LogitsDifference | None
     caches: float | None
-    full: Difference
-    against: Difference | None
+    full: LogitsDifference
+    against: LogitsDifference | None
     largest: list[Extreme]
     overflowed: list[Extreme]
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from upcycle.checks import Check
-from upcycle.parity.logits import Difference
+from upcycle.parity.logits import LogitsDifference
 from upcycle.parity.results import Arithmetic
+from upcycle.program.values import LARGEST_FP16
 
 # The largest difference that passes, as a part of the logits' range, by whether it is fp32.
 LIMITS = {True: 5e-3, False: 5e-2}
@@ -46,14 +47,14 @@ def rules(found: Arithmetic, max_kl: float | None, *, compressed: bool = False) 
         yield Check(f"{name}: prefill = decode, caches", found.caches, limit, detail)
     if name == "fp16":
         first = f", first {found.overflowed[0].value}" if found.overflowed else ""
-        detail = f"results beyond 65,504{first}"
+        detail = f"results beyond {LARGEST_FP16:,}{first}"
         yield Check(f"{name}: overflows", len(found.overflowed), 0, detail)
     if max_kl is not None:
         detail = "mean over all positions, nats"
         yield Check(f"{name}: KL to the checkpoint", found.full.kl, max_kl, detail)
 
 
-def _describe(difference: Difference) -> str:
+def _describe(difference: LogitsDifference) -> str:
     return (
         f"largest difference {difference.maximum:.3g}, typical {difference.typical:.3g}, "
         f"of a range of {difference.logit_range:.3g} over {difference.positions} positions, of "

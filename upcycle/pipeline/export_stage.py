@@ -8,7 +8,7 @@ from typing import Any
 import xxhash
 
 from upcycle.checkpoint.manifest import hash_file
-from upcycle.export.quantize.loading import load_quantization
+from upcycle.export.quantize.schemes import load_quantization
 from upcycle.models.calibration_text import path_of
 from upcycle.options.export import ExportOptions
 from upcycle.pipeline.stage import Cost, Note, Precondition, Stage
@@ -35,9 +35,9 @@ class Export(Stage):
 
     def _check_options(self) -> str:
         from upcycle.export.coreml import SUFFIX
-        from upcycle.export.request import check_request
+        from upcycle.export.request import check_target
 
-        check_request(self.output, SUFFIX, self.asked)
+        check_target(self.output, SUFFIX, self.asked)
         if self.asked.quantize is not None:
             load_quantization(self.asked.quantize)
         return f"{self.output.name}, context {self.asked.context}"

@@ -25,7 +25,7 @@ _STATE_BYTES = 12  # an fp32 master and two fp32 moments for each parameter
 
 
 @dataclass(frozen=True)
-class Check:
+class PreflightCheck:
     """One finding.
 
     Attributes:
@@ -39,7 +39,9 @@ class Check:
     detail: str
 
 
-def preflight(recipe_file: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Check]:
+def preflight(
+    recipe_file: Path | None = None, overrides: Sequence[str] = ()
+) -> Iterator[PreflightCheck]:
     """Check the installation and, with a recipe, its run; each finding as it is made."""
     yield _check("versions", _versions)
     yield _check("device", _device)
@@ -50,9 +52,9 @@ def preflight(recipe_file: Path | None = None, overrides: Sequence[str] = ()) ->
         recipe = load_recipe(recipe_file, overrides)
         checkpoint = Checkpoint.open(recipe.source)
     except UpcycleError as error:
-        yield Check("recipe and source", False, _one_line(error))
+        yield PreflightCheck("recipe and source", False, _one_line(error))
         return
-    yield Check("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
+    yield PreflightCheck("recipe and source", True, f"{recipe_file}, {checkpoint.folder}")
     asked = Run(recipe, checkpoint.folder, inputs=(recipe_file,), strict=True)
     for precondition in preconditions(asked):
         yield _check(precondition.name, precondition.look)
@@ -67,13 +69,13 @@ class _FailedError(Exception):
     """A check's own verdict."""
 
 
-def _check(name: str, look: Callable[[], str]) -> Check:
+def _check(name: str, look: Callable[[], str]) -> PreflightCheck:
     try:
-        return Check(name, True, look())
+        return PreflightCheck(name, True, look())
     except _FailedError as failed:
-        return Check(name, False, str(failed))
+        return PreflightCheck(name, False, str(failed))
     except UpcycleError as error:
-        return Check(name, False, _one_line(error))
+        return PreflightCheck(name, False, _one_line(error))
 
 
 def _one_line(error: UpcycleError) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from upcycle.attention import AttentionShape
 from upcycle.kvcache.counting import parameters_saved
+from upcycle.options.attention_forms import QFOLD, REPEAT_KV, AttentionForm
 from upcycle.program.chunked import read_exported
 from upcycle.program.counting import count_traffic
 from upcycle.program.graph import Graph
@@ -31,11 +32,11 @@ def closed_form_bytes(
     num_key_value_heads: int,
     head_dims: int,
     context: int,
-    repeated: bool = False,
+    copies: int = 0,
 ) -> int:
-    """Bytes per token: W + L·g·C·(d+e)·2, and 2·L·H·C·(d+e)·2 more where K and V are repeated.
+    """Bytes per token: W + L·g·C·(d+e)·2, and 2·L·H·C·(d+e)·2 more for each copy of K and V.
 
-    A repeated cache is read once at g heads, written at H heads and read at H heads.
+    A cache that `repeat_kv` copies is read at g heads, written at H heads and read at H heads.
 
     Args:
         without_cache: W, bytes of all but the cache.
@@ -44,15 +45,14 @@ def closed_form_bytes(
         num_key_value_heads: g.
         head_dims: d + e, channels of a key and a value head.
         context: C.
-        repeated: whether `repeat_kv` copies K and V to all query heads. Without groups (g = H)
-            there is nothing to repeat.
+        copies: of K and V to all query heads, as the form of attention makes them. Without groups
+            (g = H) there is nothing to copy.
     """
     per_head = num_layers * context * head_dims * _KV_BYTES
     cache = num_key_value_heads * per_head
-    copies = 2 * num_attention_heads * per_head if repeated else 0
-    if num_key_value_heads == num_attention_heads:
-        copies = 0
-    return without_cache + cache + copies
+    if num_key_value_heads < num_attention_heads:
+        cache += 2 * copies * num_attention_heads * per_head
+    return without_cache + cache
 
 
 def tokens_per_second(bytes_per_token: float, bandwidth: float = BANDWIDTH) -> float:
@@ -83,16 +83,16 @@ def alternatives(graph: Graph, without_cache: int | None = None) -> list[Alterna
     if shape is None or not graph.decode.is_static:
         return []
     heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
-    rows = [("MHA", heads, False)]
+    rows = [("MHA", heads, QFOLD)]
     if 1 < groups < heads:
-        rows += [("GQA, repeat-kv", groups, True), ("GQA, Q-fold", groups, False)]
-    rows += [("MQA, repeat-kv", 1, True)] if groups == 1 else []
-    rows += [("MQA, Q-fold", 1, False)]
+        rows += [("GQA, repeat-kv", groups, REPEAT_KV), ("GQA, Q-fold", groups, QFOLD)]
+    rows += [("MQA, repeat-kv", 1, REPEAT_KV)] if groups == 1 else []
+    rows += [("MQA, Q-fold", 1, QFOLD)]
     if without_cache is None:
         without_cache = count_traffic(graph.decode).without_cache
     return [
-        Alternative(name, kv_heads, _bytes_at(without_cache, shape, kv_heads, repeated))
-        for name, kv_heads, repeated in rows
+        Alternative(name, kv_heads, _bytes_at(without_cache, shape, kv_heads, form))
+        for name, kv_heads, form in rows
     ]
 
 
@@ -180,13 +180,13 @@ def describe_export(source_shape: AttentionShape, package: str | Path) -> Export
     traffic = count_traffic(function)
     groups = shape["num_key_value_heads"]
     rows = {
-        "source": (source_shape.num_key_value_heads, True),
-        "repeat-kv": (groups, True),
-        "qfold": (groups, False),
+        "source": (source_shape.num_key_value_heads, REPEAT_KV),
+        REPEAT_KV.name: (groups, REPEAT_KV),
+        QFOLD.name: (groups, QFOLD),
     }
     compared = {
-        name: _bytes_at(traffic.without_cache, shape, kv_heads, repeated)
-        for name, (kv_heads, repeated) in rows.items()
+        name: _bytes_at(traffic.without_cache, shape, kv_heads, form)
+        for name, (kv_heads, form) in rows.items()
     }
     # The source reads its larger K and V projections too, each weight once per token in fp16.
     compared["source"] += _WEIGHT_BYTES * parameters_saved(source_shape, groups)
@@ -210,14 +210,14 @@ def describe_export(source_shape: AttentionShape, package: str | Path) -> Export
     )
 
 
-def _num_tiles(shape: dict[str, int], num_key_value_heads: int, repeated: bool) -> int:
-    """One of K and one of V in each layer, where there is anything to repeat."""
-    needed = repeated and num_key_value_heads < shape["num_attention_heads"]
-    return 2 * shape["num_layers"] if needed else 0
+def _num_tiles(shape: dict[str, int], num_key_value_heads: int, form: AttentionForm) -> int:
+    """Copies of K and of V in all layers, where there is anything to copy."""
+    grouped = num_key_value_heads < shape["num_attention_heads"]
+    return 2 * shape["num_layers"] * form.copies if grouped else 0
 
 
 def _bytes_at(
-    without_cache: int, shape: dict[str, int], num_key_value_heads: int, repeated: bool
+    without_cache: int, shape: dict[str, int], num_key_value_heads: int, form: AttentionForm
 ) -> int:
     arguments = shape | {"num_key_value_heads": num_key_value_heads}
-    return closed_form_bytes(without_cache, repeated=repeated, **arguments)
+    return closed_form_bytes(without_cache, copies=form.copies, **arguments)

@@ -10,7 +10,7 @@ from upcycle.errors import ExportError
 from upcycle.program.graph import Function, Graph
 from upcycle.program.operation import Operation, TensorType
 from upcycle.program.signature import DECODE
-from upcycle.program.specification import PROGRAM, reading
+from upcycle.program.specification import PROGRAM, reading_product
 
 # Core ML's name of an operation, and of its operands in their order, the last one for all others.
 _WORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -41,7 +41,7 @@ def read_program(path: Path) -> Graph:
     """
     from coreai.authoring import AIModelAsset
 
-    with reading(path):
+    with reading_product(path):
         _check_integrity(path)
     try:
         asset = AIModelAsset.load(path)

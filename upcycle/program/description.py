@@ -18,8 +18,8 @@ from upcycle.program.chunked import chunk_paths, read_exported
 from upcycle.program.counting import Traffic, count_traffic
 from upcycle.program.graph import Function, Graph
 from upcycle.program.inferred import inferred_shape
-from upcycle.program.lints.every import lint_graph
 from upcycle.program.lints.finding import Finding
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.noted import noted_manifest
 from upcycle.program.reading import read_graph
 

@@ -2,49 +2,23 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from upcycle.program.kv_flow import KvFlow
-from upcycle.program.operation import Literal, Operation, TensorType, Tile, Weight
+from upcycle.program.kv_flow import Dataflow, KvFlow
+from upcycle.program.operation import Literal, Operation, Tile
 
 METADATA_KEY = "upcycle"  # of the manifest of `upcycle export` in a package's metadata
 
 
 @dataclass(frozen=True)
-class Function:
-    """One function of a program, its nested blocks flattened.
-
-    Attributes:
-        operations: in order, constants included.
-        types: of every value, by name.
-        states: types of the states, by name.
-        weights: the constants that lie in a weight file, by name.
-        inputs: names of the inputs, without the states.
-        outputs: names of the outputs.
-        literals: values of the constants that lie in the program itself, by name.
-        declared: shapes of the inputs and states as the package promises them to an app, by name;
-            a flexible dimension is written as a range.
-    """
-
-    operations: tuple[Operation, ...]
-    types: Mapping[str, TensorType]
-    states: Mapping[str, TensorType]
-    weights: Mapping[str, Weight]
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    literals: Mapping[str, Literal] = field(default_factory=dict)
-    declared: Mapping[str, str] = field(default_factory=dict)
+class Function(Dataflow):
+    """One function of a program."""
 
     @cached_property
     def histogram(self) -> Counter[str]:
         """How often each operation occurs, without constants."""
         return Counter(op.type for op in self.operations if op.type != "const")
-
-    @cached_property
-    def producers(self) -> Mapping[str, Operation]:
-        """The operation that makes each value."""
-        return {name: op for op in self.operations for name in op.outputs}
 
     @cached_property
     def kv(self) -> KvFlow:

@@ -7,7 +7,7 @@ from upcycle.checkpoint.manifest import hash_file
 from upcycle.errors import ExportError
 from upcycle.program.chunked import chunk_paths
 from upcycle.program.noted import folder_manifest
-from upcycle.program.specification import reading
+from upcycle.program.specification import reading_product
 
 
 def bundle_folder(package: Path) -> Path:
@@ -29,7 +29,7 @@ def check_hashes(product: Path) -> None:
     for package in chunk_paths(product):
         for name, noted in sorted(_noted_hashes(product, package).items()):
             path = package / name
-            with reading(path):
+            with reading_product(path):
                 changed = not path.is_file() or hash_file(path) != noted
             if changed:
                 raise ExportError(

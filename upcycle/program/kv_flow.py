@@ -5,10 +5,10 @@ activations (attention) with its values unchanged.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
 
-from upcycle.program.operation import Operation, TensorType
+from upcycle.program.operation import Literal, Operation, TensorType, Weight
 
 VIEWS = frozenset({"expand_dims", "identity", "reshape", "squeeze"})
 REFORMS = VIEWS | {"cast", "transpose"}  # what computes nothing
@@ -34,40 +34,35 @@ _CONTRACTIONS = {
 }
 
 
-class Dataflow(Protocol):
-    """What is read of a function, see `Function`."""
+@dataclass(frozen=True)
+class Dataflow:
+    """The operations of a function and the values between them, nested blocks flattened.
 
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        """In an order in which they can run."""
+    Attributes:
+        operations: in order, constants included.
+        types: of every value, by name.
+        states: types of the states, by name.
+        weights: the constants that lie in a weight file, by name.
+        inputs: names of the inputs, without the states.
+        outputs: names of the outputs.
+        literals: values of the constants that lie in the program itself, by name.
+        declared: shapes of the inputs and states as the package promises them to an app, by name;
+            a flexible dimension is written as a range.
+    """
 
-    @property
-    def types(self) -> Mapping[str, TensorType]:
-        """Of every value."""
+    operations: tuple[Operation, ...]
+    types: Mapping[str, TensorType]
+    states: Mapping[str, TensorType]
+    weights: Mapping[str, Weight]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    literals: Mapping[str, Literal] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def states(self) -> Mapping[str, TensorType]:
-        """Of the states."""
-
-    @property
-    def weights(self) -> Mapping[str, Any]:
-        """Constants in a weight file."""
-
-    @property
-    def literals(self) -> Mapping[str, Any]:
-        """Constants in the program itself."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names, without the states."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names."""
-
-    @property
+    @cached_property
     def producers(self) -> Mapping[str, Operation]:
         """The operation that makes each value."""
+        return {name: op for op in self.operations for name in op.outputs}
 
 
 class KvFlow:

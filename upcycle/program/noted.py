@@ -10,7 +10,7 @@ from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, Texts, read
 from upcycle.errors import ExportError
 from upcycle.program.graph import METADATA_KEY, Graph
 from upcycle.program.signature import DECODE
-from upcycle.program.specification import reading
+from upcycle.program.specification import reading_product
 
 STAGE = "export"
 _Count = Annotated[int, Field(gt=0)]
@@ -108,7 +108,7 @@ def folder_manifest(folder: Path) -> ExportManifest | None:
         CheckpointError: it cannot be read.
         ExportError: the same, or a key is missing, or its value is of another kind.
     """
-    with reading(folder):
+    with reading_product(folder):
         manifest = read_manifest(folder)
     if manifest is None or manifest.stage != STAGE:
         return None

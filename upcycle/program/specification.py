@@ -26,7 +26,7 @@ def read_specification(package: Path) -> Any:
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    with reading(package):
+    with reading_product(package):
         path = _specification_path(package)
         content = path.read_bytes()
     model = _model_message()
@@ -47,7 +47,7 @@ def read_specification(package: Path) -> Any:
 
 
 @contextmanager
-def reading(product: Path) -> Iterator[None]:
+def reading_product(product: Path) -> Iterator[None]:
     """Turn what the file system refuses into an error that the user can mend.
 
     Raises:

@@ -13,6 +13,7 @@ DATA_TYPES = {
     "uint1": 1, "uint2": 2, "uint3": 3, "uint4": 4, "uint6": 6,
     "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
 }  # fmt: skip
+LARGEST_FP16 = 65504
 # `struct` codes of the types that a specification keeps as bytes.
 _PACKED = {"float16": "e", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "uint32": "I"}
 

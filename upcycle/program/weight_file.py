@@ -14,7 +14,7 @@ import xxhash
 
 from upcycle.errors import ExportError
 from upcycle.program.operation import Weight
-from upcycle.program.specification import reading
+from upcycle.program.specification import reading_product
 
 _SENTINEL = 0xDEADBEEF
 _HEADER = struct.Struct("<IIQQQ32x")
@@ -43,7 +43,7 @@ def check_records(weights: Iterable[Weight]) -> None:
         sizes = by_file.setdefault(weight.file, {})
         sizes[weight.offset] = max(weight.nbytes, sizes.get(weight.offset, 0))
     for path, sizes in by_file.items():
-        with reading(path):
+        with reading_product(path):
             if not path.is_file():
                 raise _damaged("is missing", path)
             with path.open("rb") as file:
@@ -52,7 +52,21 @@ def check_records(weights: Iterable[Weight]) -> None:
                     _check_record(file, path, offset, sizes[offset], end)
 
 
-def _check_record(file: IO[bytes], path: Path, offset: int, nbytes: int, end: int) -> None:
+def data_begin(weight: Weight) -> int:
+    """Where a constant's data begin in its file, as the record before them says.
+
+    Raises:
+        ExportError: the file is missing or cut off, or holds another record there.
+    """
+    path, offset = weight.file, weight.offset
+    if not path.is_file():
+        raise _damaged("is missing", f"{path}, offset {offset}")
+    with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        return _check_record(file, path, offset, weight.nbytes, end).begin
+
+
+def _check_record(file: IO[bytes], path: Path, offset: int, nbytes: int, end: int) -> _Record:
     where = f"{path}, offset {offset}"
     if offset + _HEADER.size > end:
         raise _damaged("is cut off", where)
@@ -62,6 +76,7 @@ def _check_record(file: IO[bytes], path: Path, offset: int, nbytes: int, end: in
         raise _damaged("does not hold this constant", where)
     if record.begin + record.size > end:
         raise _damaged("is cut off", where)
+    return record
 
 
 def _damaged(what: str, where: object) -> ExportError:

@@ -9,8 +9,8 @@ from upcycle.checkpoint.manifest import Manifest
 from upcycle.checkpoint.marks import REPORT_NAME
 from upcycle.checkpoint.staging import write_file
 from upcycle.conversion.measured import measured_layers
-from upcycle.pages import formatting
 from upcycle.pages.formatting import pictured
+from upcycle.pages.page import template_environment
 from upcycle.report import summary
 from upcycle.report.schema import ReportDocument
 from upcycle.utf8 import to_json
@@ -93,30 +93,7 @@ def _view(document: ReportDocument) -> dict[str, Any]:
 
 
 def _environment(*, autoescape: bool) -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("upcycle.report"),
-        autoescape=autoescape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    for name in (
-        "integer",
-        "nats",
-        "signed",
-        "percent",
-        "visible",
-        "inline",
-        "probability",
-        "short_hash",
-        "binary_bytes",
-        "megabytes",
-        "rate",
-    ):
-        environment.filters[name] = getattr(formatting, name)
+    environment = template_environment(autoescape=autoescape, keep_trailing_newline=True)
     environment.filters["cell"] = _markdown_cell
     environment.filters["fenced"] = _fenced
     environment.filters["code_cell"] = _code_cell

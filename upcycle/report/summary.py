@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """Rows that belong together."""
 
     title: str
@@ -114,7 +114,7 @@ def key_figures(comparison: Comparison) -> list[KeyFigure]:
     ]
 
 
-def sections(comparison: Comparison) -> list[Section]:
+def sections(comparison: Comparison) -> list[PageSection]:
     """The main table: quantities down, models across."""
     models = comparison.models
 
@@ -130,7 +130,7 @@ def sections(comparison: Comparison) -> list[Section]:
     caches = [model.kv_cache for model in models]
     stored, measured = caches[0].stored_dtype, caches[0].measured_dtype
     return [
-        Section(
+        PageSection(
             "Size",
             [
                 row(
@@ -157,7 +157,7 @@ def sections(comparison: Comparison) -> list[Section]:
                 ),
             ],
         ),
-        Section(
+        PageSection(
             "Likelihood of the held-out text",
             [
                 row("NLL", "nats/token", lambda m: fmt.nats(m.nll)),
@@ -176,7 +176,7 @@ def sections(comparison: Comparison) -> list[Section]:
                 row("Bits per byte", "", lambda m: f"{m.bits_per_byte:.4f}"),
             ],
         ),
-        Section(
+        PageSection(
             "Divergence from the source",
             [
                 change("KL mean", "nats/token", lambda change: fmt.nats(change.kl.mean)),

@@ -16,7 +16,7 @@ from tests.tiny import tiny_checkpoint
 from upcycle.cli import export as _export  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.program.graph import Function, Graph
-from upcycle.program.lints.every import lint_graph
+from upcycle.program.lints.package import lint_graph
 from upcycle.program.operation import TensorType
 from upcycle.program.reading import read_graph
 

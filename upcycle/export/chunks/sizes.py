@@ -10,7 +10,7 @@ from upcycle.errors import ExportError
 from upcycle.export.chunks.anatomy import Anatomy
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.quantize.schemes import Role, Scheme
-from upcycle.export.quantize.weights import Weight
+from upcycle.export.quantize.weights import WeightMatrix
 from upcycle.export.request import functions_of
 from upcycle.options.export import ExportOptions
 
@@ -90,7 +90,7 @@ def prepared_for(prepared: Prepared, layers: range, total: int) -> Prepared:
         total: layers of the model.
     """
 
-    def has(weight: Weight) -> bool:
+    def has(weight: WeightMatrix) -> bool:
         if weight.layer is not None:
             return weight.layer in layers
         roles = _outer_roles(weight, prepared)
@@ -156,13 +156,13 @@ def _shared(anatomy: Anatomy) -> int:
     )
 
 
-def _outer_roles(weight: Weight, prepared: Prepared) -> set[Role]:
+def _outer_roles(weight: WeightMatrix, prepared: Prepared) -> set[Role]:
     """The roles of a weight outside the layers; a tied matrix has both but is noted with one."""
     tied = not any(each.role == "embedding" for each in prepared.weights.values())
     return {weight.role, "embedding"} if tied else {weight.role}
 
 
-def _saved(weight: Weight, scheme: Scheme) -> int:
+def _saved(weight: WeightMatrix, scheme: Scheme) -> int:
     """By how many bytes a compressed weight is smaller than in fp16."""
     elements = math.prod(weight.shape)
     if scheme.kind == "palette":

@@ -14,8 +14,8 @@ from upcycle.export.coreai.programs import DTYPES, convert_program, require_core
 from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
 from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
-from upcycle.export.request import check_request, functions_of
-from upcycle.models.qfold import REPEAT_KV
+from upcycle.export.request import check_target, functions_of
+from upcycle.options.attention_forms import FORMS
 from upcycle.options.export import DEFAULTS, STATE, ExportOptions
 from upcycle.program.coreai import read_program
 from upcycle.program.noted import check_manifest, check_program
@@ -88,7 +88,7 @@ def export_coreai(
             check_graph(
                 function,
                 shape,
-                repeated=options.attention == REPEAT_KV,
+                form=FORMS[options.attention],
                 states=options.kv_cache == STATE,
             )
     step("")
@@ -104,7 +104,7 @@ def _check_request(output: Path, options: ExportOptions, dtype: str) -> None:
                 where=option,
                 fix="leave it away, or export for Core ML",
             )
-    check_request(output, SUFFIX, options)
+    check_target(output, SUFFIX, options)
     if dtype not in DTYPES:
         raise ExportError(
             f"unknown dtype {dtype!r}", where="--dtype", fix=f"choose {' or '.join(DTYPES)}"

@@ -8,7 +8,7 @@ from typing import Any
 from upcycle.errors import ExportError
 from upcycle.export.quantize.palette import fit_palette
 from upcycle.export.quantize.schemes import Scheme
-from upcycle.export.quantize.weights import Weight
+from upcycle.export.quantize.weights import WeightMatrix
 from upcycle.export.quiet import quiet_coremltools
 
 # A constant is named after the decoder's parameter, whose path begins with the decoder's `model`.
@@ -22,7 +22,7 @@ _MADE = {
 }
 
 
-def compress(model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]) -> Any:
+def compress(model: Any, weights: Mapping[str, WeightMatrix], schemes: Mapping[str, Scheme]) -> Any:
     """One converted function with its weights compressed.
 
     Each function of a package is compressed on its own, then they are joined: the same weights
@@ -64,7 +64,7 @@ def compress(model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Sc
     return model
 
 
-def _palettizer(weight: Weight, scheme: Scheme, _: int) -> Any:
+def _palettizer(weight: WeightMatrix, scheme: Scheme, _: int) -> Any:
     import coremltools.optimize.coreml as optimize
 
     group = 1 if weight.stacked else scheme.group
@@ -78,7 +78,7 @@ def _palettizer(weight: Weight, scheme: Scheme, _: int) -> Any:
     )
 
 
-def _quantizer(weight: Weight, scheme: Scheme, rank: int) -> Any:
+def _quantizer(weight: WeightMatrix, scheme: Scheme, rank: int) -> Any:
     import coremltools.optimize.coreml as optimize
 
     sizes = [1] * (len(weight.shape) - 1) + [scheme.block or 0]
@@ -94,7 +94,7 @@ def _quantizer(weight: Weight, scheme: Scheme, rank: int) -> Any:
     )
 
 
-def _split_tied(model: Any, weights: Mapping[str, Weight]) -> Any:
+def _split_tied(model: Any, weights: Mapping[str, WeightMatrix]) -> Any:
     """Give an untied output matrix its own constant: the converter merges equal ones."""
     outer = {weight.role: weight for weight in weights.values() if weight.layer is None}
     constants = _constants(model)
@@ -130,7 +130,9 @@ def _rename_operand(op: Any, old: str, new: str) -> None:
                 binding.name = new
 
 
-def _constants_of(weight: Weight, scheme: Scheme, constants: Mapping[str, int]) -> dict[str, int]:
+def _constants_of(
+    weight: WeightMatrix, scheme: Scheme, constants: Mapping[str, int]
+) -> dict[str, int]:
     """Names and ranks of the constants that hold a weight: several if the export split it."""
     found = _named(weight, constants)
     if not found:
@@ -142,7 +144,7 @@ def _constants_of(weight: Weight, scheme: Scheme, constants: Mapping[str, int]) 
     return found
 
 
-def _named(weight: Weight, constants: Mapping[str, int]) -> dict[str, int]:
+def _named(weight: WeightMatrix, constants: Mapping[str, int]) -> dict[str, int]:
     paths = [path.rpartition(".") for path in (weight.name, *weight.aliases)]
     forms = [re.compile(_NAME.format(owner.replace(".", "_"), leaf)) for owner, _, leaf in paths]
     return {

@@ -11,7 +11,8 @@ from torch import Tensor
 from upcycle.errors import ExportError
 from upcycle.export.quantize.palette import fit_palette
 from upcycle.export.quantize.schemes import Scheme
-from upcycle.export.quantize.weights import Weight
+from upcycle.export.quantize.weights import WeightMatrix
+from upcycle.program.values import LARGEST_FP16
 
 
 def dequantise(weight: Tensor, scheme: Scheme) -> Tensor:
@@ -25,7 +26,7 @@ def dequantise(weight: Tensor, scheme: Scheme) -> Tensor:
         raise ExportError(
             "the weight is not finite in fp16",
             where=f"a weight of shape {list(weight.shape)}",
-            fix="export a checkpoint whose weights are within +-65504",
+            fix=f"export a checkpoint whose weights are within +-{LARGEST_FP16}",
         )
     return _palette(half, scheme) if scheme.kind == "palette" else _linear(half, scheme)
 
@@ -50,7 +51,7 @@ def _linear(weight: Tensor, scheme: Scheme) -> Tensor:
 
 @contextmanager
 def dequantised(
-    model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]
+    model: Any, weights: Mapping[str, WeightMatrix], schemes: Mapping[str, Scheme]
 ) -> Iterator[None]:
     """A model with some of its weights as the package would hold them, while the context lasts.
 
@@ -73,7 +74,7 @@ def dequantised(
 
 
 def dequantise_model(
-    model: Any, weights: Mapping[str, Weight], schemes: Mapping[str, Scheme]
+    model: Any, weights: Mapping[str, WeightMatrix], schemes: Mapping[str, Scheme]
 ) -> None:
     """Replace a model's weights for good by what the package holds; arguments as above.
 
@@ -85,7 +86,7 @@ def dequantise_model(
         parameter.data = _in_place_of(parameter.data, weights[name], scheme)
 
 
-def _in_place_of(data: Tensor, weight: Weight, scheme: Scheme) -> Tensor:
+def _in_place_of(data: Tensor, weight: WeightMatrix, scheme: Scheme) -> Tensor:
     if weight.transposed:
         return dequantise(data.transpose(1, 2), scheme).transpose(1, 2).to(data.dtype)
     return dequantise(data, scheme).to(data.dtype)

@@ -11,10 +11,9 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.quantize.compression import compress
 from upcycle.export.quantize.dequantise import dequantise_model
-from upcycle.export.quantize.loading import load_quantization
-from upcycle.export.quantize.schemes import Quantization, Scheme
+from upcycle.export.quantize.schemes import Quantization, Scheme, load_quantization
 from upcycle.export.quantize.weights import (
-    Weight,
+    WeightMatrix,
     assign,
     bits_by_role,
     find_weights,
@@ -24,8 +23,8 @@ from upcycle.export.quantize.weights import (
 )
 from upcycle.export.sensitivity import (
     Sensitivity,
-    divergence,
     log_probabilities,
+    mean_divergence,
     measure_sensitivity,
 )
 from upcycle.models.calibration_text import calibration_rows
@@ -50,7 +49,7 @@ class Prepared:
         kl: mean KL(checkpoint || quantised checkpoint) on the same text, nats per token.
     """
 
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, WeightMatrix]
     schemes: Mapping[str, Scheme]
     untied: bool = False
     promoted: tuple[int, ...] = ()
@@ -125,7 +124,7 @@ def prepare_quantization(
     with torch.inference_mode():
         reference = log_probabilities(model, rows)
         dequantise_model(model, weights, schemes)
-        kl = divergence(reference, log_probabilities(model, rows))
+        kl = mean_divergence(reference, log_probabilities(model, rows))
     return Prepared(weights, schemes, untied, promoted, sensitivity, kl)
 
 

@@ -1,11 +1,16 @@
 """What `--quantize` may say: how the weights of each role and layer are stored."""
 
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from upcycle.errors import ExportError
 from upcycle.options.base import NonNegative, Positive, Section
+from upcycle.recipe.problems import problems_of
+from upcycle.recipe.strict_yaml import read_tree
 
 Role = Literal["ffn", "attention", "lm_head", "embedding"]
 _BITS = {"palette": (4, 6, 8), "linear": (4, 8)}
@@ -153,3 +158,31 @@ PRESETS = {
     "top8": _mixed(8),
     "top12": _mixed(12),
 }
+
+
+def load_quantization(spec: str) -> Quantization:
+    """A preset by its name, or a YAML file.
+
+    Raises:
+        ExportError: there is no such preset or file, or the file is wrong; every problem is named
+            with its line and key.
+    """
+    if spec in PRESETS:
+        return PRESETS[spec]
+    path = Path(spec)
+    if not os.path.isfile(path):
+        raise ExportError(
+            f"there is no quantisation {spec!r}",
+            where="--quantize",
+            fix=f"choose one of {', '.join(PRESETS)}, or name a YAML file",
+        )
+    tree = read_tree(path)
+    problems = list(tree.problems)
+    if not problems:
+        try:
+            return Quantization.model_validate(tree.value)
+        except ValidationError as error:
+            problems = problems_of(error, Quantization, tree.where)
+    raise ExportError(
+        "; ".join(map(str, problems)), where=str(path), fix="mend each key named above"
+    )

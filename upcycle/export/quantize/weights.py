@@ -13,7 +13,7 @@ _SMALLEST = 16  # rows and columns; gates with fewer are not worth it
 
 
 @dataclass(frozen=True)
-class Weight:
+class WeightMatrix:
     """A matrix, or a stack of one matrix for each expert.
 
     Attributes:
@@ -72,7 +72,7 @@ def untie(model: Any) -> None:
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
-def find_weights(model: Any) -> list[Weight]:
+def find_weights(model: Any) -> list[WeightMatrix]:
     """All weights of a causal LM of transformers that have a role, in the model's order.
 
     Norms, biases, routers, learned positions and tiny matrices have none.
@@ -93,7 +93,7 @@ def find_weights(model: Any) -> list[Weight]:
             layer = int(owner[len(layers) + 1 :].split(".")[0]) if within else None
             is_transposed = getattr(model.get_submodule(owner), "is_transposed", False)
             transposed = len(shape) == 3 and is_transposed
-            found.append(Weight(first, role, layer, shape, transposed, tuple(others)))
+            found.append(WeightMatrix(first, role, layer, shape, transposed, tuple(others)))
     return found
 
 
@@ -115,7 +115,7 @@ def _role_in_layer(model: nn.Module, owner: str) -> Role | None:
 
 
 def assign(
-    quantization: Quantization, weights: Collection[Weight], promoted: Collection[int] = ()
+    quantization: Quantization, weights: Collection[WeightMatrix], promoted: Collection[int] = ()
 ) -> dict[str, Scheme]:
     """The scheme of each weight that is quantised, by its name.
 
@@ -148,7 +148,7 @@ def assign(
 
 
 def split_palettes(
-    schemes: Mapping[str, Scheme], weights: Mapping[str, Weight], parts: int
+    schemes: Mapping[str, Scheme], weights: Mapping[str, WeightMatrix], parts: int
 ) -> dict[str, Scheme]:
     """The schemes where the output head is split: each part has its own palettes.
 
@@ -184,7 +184,7 @@ def _divisor(number: int, most: int) -> int:
     return max(d for d in range(1, most + 1) if number % d == 0)
 
 
-def _check_sizes(weight: Weight, scheme: Scheme) -> None:
+def _check_sizes(weight: WeightMatrix, scheme: Scheme) -> None:
     sizes = (("group", scheme.group, weight.channels), ("block", scheme.block, weight.inputs))
     for name, size, number in sizes:
         # A stack of experts has one palette for each.
@@ -197,7 +197,9 @@ def _check_sizes(weight: Weight, scheme: Scheme) -> None:
             )
 
 
-def bits_by_role(weights: Collection[Weight], schemes: Mapping[str, Scheme]) -> dict[str, str]:
+def bits_by_role(
+    weights: Collection[WeightMatrix], schemes: Mapping[str, Scheme]
+) -> dict[str, str]:
     """For people: how each role is stored, with the number of weights of each kind."""
     counts: dict[str, dict[str, int]] = {}
     for weight in weights:

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from typing import Literal as OneOf
 
 from upcycle.program.graph import Function, Graph
 
+Subject = TypeVar("Subject", Function, Graph)
 Severity = OneOf["error", "warning", "note"]
 Found = tuple[str, str]
 """Where (the name of a value, state or function) and what is the matter there."""
 
 
 @dataclass(frozen=True)
-class Lint:
-    """A rule, read off the program alone.
+class Lint(Generic[Subject]):
+    """A rule of a function, or of a package as a whole, read off the program alone.
 
     Attributes:
         name: of the rule.
@@ -25,17 +27,7 @@ class Lint:
 
     name: str
     severity: Severity
-    check: Callable[[Function], Iterable[Found]]
-    fix: str
-
-
-@dataclass(frozen=True)
-class PackageLint:
-    """A rule about a package as a whole; as `Lint`."""
-
-    name: str
-    severity: Severity
-    check: Callable[[Graph], Iterable[Found]]
+    check: Callable[[Subject], Iterable[Found]]
     fix: str
 
 

@@ -7,9 +7,9 @@ from upcycle.program.graph import Function
 from upcycle.program.kv_flow import VIEWS
 from upcycle.program.lints.finding import Found, Lint
 from upcycle.program.operation import Operation
+from upcycle.program.values import LARGEST_FP16
 from upcycle.program.weight_file import largest_magnitude
 
-_LARGEST_HALF = 65_504.0
 _COMPUTES_NOTHING = {"cast", "const", "identity"}
 _BOUNDS = {"clip", "equal", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum"}
 _SCALES = {"mul", "real_div"}
@@ -23,7 +23,7 @@ def _beyond_half(function: Function) -> Iterator[Found]:
     used = {name for op in function.operations if op.type not in _BOUNDS for name in op.operands}
     for name in function.literals:
         numbers = [abs(value) for value in function.literals[name] if isinstance(value, float)]
-        if name in used and not all(number <= _LARGEST_HALF for number in numbers):
+        if name in used and not all(number <= LARGEST_FP16 for number in numbers):
             yield name, f"a constant of magnitude {max(numbers, key=_nan_last):g}"
     masks = {
         name
@@ -34,7 +34,7 @@ def _beyond_half(function: Function) -> Iterator[Found]:
     }
     for name in sorted(masks):
         largest = largest_magnitude(function.weights[name], function.types[name].dtype)
-        if not largest <= _LARGEST_HALF:
+        if not largest <= LARGEST_FP16:
             yield name, f"a constant of magnitude {largest:g}"
 
 
@@ -101,7 +101,8 @@ NUMBER_LINTS = (
         "beyond-fp16",
         "error",
         _beyond_half,
-        "keep masks finite, such as -4e4: fp16 ends at 65,504, and a row of -inf makes NaN",
+        f"keep masks finite, such as -4e4: fp16 ends at {LARGEST_FP16:,}, and a row of -inf makes "
+        "NaN",
     ),
     Lint(
         "fp16-angles",

@@ -1,10 +1,18 @@
-"""Lints of a whole package: its size, what its functions share, what its maker promised."""
+"""Lints of a whole package: its size, what its functions share, what its maker promised.
+
+And every lint over a package.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from upcycle.program.graph import METADATA_KEY, Function, Graph
-from upcycle.program.lints.finding import Found, PackageLint
+from upcycle.program.lints.attention import ATTENTION_LINTS
+from upcycle.program.lints.finding import Finding, Found, Lint
+from upcycle.program.lints.numbers import NUMBER_LINTS
+from upcycle.program.lints.shapes import SHAPE_LINTS
+from upcycle.program.lints.states import STATE_LINTS
 from upcycle.program.noted import noted_manifest
 
 _MOST_WEIGHTS = 2_000_000_000  # bytes
@@ -94,39 +102,39 @@ def _linears(function: Function) -> int:
 
 
 PACKAGE_LINTS = (
-    PackageLint(
+    Lint(
         "dropped-layers",
         "error",
         _dropped_layers,
         "export again: the converter has dropped part of the model",
     ),
-    PackageLint(
+    Lint(
         "broken-manifest",
         "warning",
         _broken_manifest,
         "export again, or leave the key to `upcycle export`: what it says of the model is ignored",
     ),
-    PackageLint(
+    Lint(
         "weights-2GB",
         "error",
         _larger_than(_MOST_WEIGHTS),
         "quantise it (--quantize) or cut it (--chunk-size): beyond 2 GB a program does not load on "
         "the Neural Engine",
     ),
-    PackageLint(
+    Lint(
         "weights-1GB",
         "warning",
         _larger_than(1_000_000_000, _MOST_WEIGHTS),
         "quantise it (--quantize) or cut it (--chunk-size): from 1.0 to 1.4 GB on, packages have "
         "run on the GPU without saying so",
     ),
-    PackageLint(
+    Lint(
         "unshared-weights",
         "warning",
         _unshared,
         "compress each function alike, then merge them, so that their weights are stored once",
     ),
-    PackageLint(
+    Lint(
         "palette-states",
         "note",
         _palettes_beside_states,
@@ -134,7 +142,7 @@ PACKAGE_LINTS = (
         "after 100 to 200 on the Neural Engine (apple/coremltools#2716); lut6, lut8 and int8 "
         "are in no such report",
     ),
-    PackageLint(
+    Lint(
         "several-masks",
         "note",
         _several_masks,
@@ -142,3 +150,27 @@ PACKAGE_LINTS = (
         "stateful class sends one mask, `causalMask`, of which only the length means anything",
     ),
 )
+
+FUNCTION_LINTS = (*ATTENTION_LINTS, *STATE_LINTS, *NUMBER_LINTS, *SHAPE_LINTS)
+_ORDER = ("error", "warning", "note")
+
+
+def lint_graph(graph: Graph) -> list[Finding]:
+    """Every broken rule, errors first; within a severity in the order of the tables."""
+    return sorted(_findings(graph), key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _findings(graph: Graph) -> Iterator[Finding]:
+    for rule in PACKAGE_LINTS:
+        yield from _collected(rule, "", rule.check(graph))
+    for name, function in graph.functions.items():
+        for lint in FUNCTION_LINTS:
+            yield from _collected(lint, name, lint.check(function))
+
+
+def _collected(rule: Lint[Any], function: str, found: Iterable[Found]) -> Iterator[Finding]:
+    """One finding for all the places of a rule."""
+    places = list(found)
+    if places:
+        names = tuple(name for name, _ in places)
+        yield Finding(rule.name, rule.severity, function, names, places[0][1], rule.fix)

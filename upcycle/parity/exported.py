@@ -99,7 +99,7 @@ class Program(Exported):
 
 
 @dataclass(frozen=True)
-class Outputs:
+class ProgramOutputs:
     """What a program gave.
 
     Attributes:
@@ -130,7 +130,7 @@ def text_length(programs: Sequence[Exported], tokens: int) -> int:
     return min(prefilled + tokens, *(program.context for program in programs))
 
 
-def run_program(program: Exported, runner: Runner, tokens: Tensor) -> Outputs:
+def run_program(program: Exported, runner: Runner, tokens: Tensor) -> ProgramOutputs:
     """Feed tokens [N] to a program: half through `prefill` where it has one, the rest to decode.
 
     Args:
@@ -147,7 +147,7 @@ def run_program(program: Exported, runner: Runner, tokens: Tensor) -> Outputs:
     first = feed()
     size = program.prefill_size
     if size is None:
-        return Outputs(first.decode(tokens), end, None, None)
+        return ProgramOutputs(first.decode(tokens), end, None, None)
     whole = max(1, len(tokens) // 2 // size) * size
     prefilled = first.prefill(tokens[:whole], size)
     caches = first.caches()
@@ -155,7 +155,7 @@ def run_program(program: Exported, runner: Runner, tokens: Tensor) -> Outputs:
     text = torch.cat([prefilled, first.decode(rest)]) if len(rest) else prefilled
     second = feed()
     decoded = second.decode(tokens[:whole])
-    return Outputs(text, end, decoded, _difference(caches, second.caches()))
+    return ProgramOutputs(text, end, decoded, _difference(caches, second.caches()))
 
 
 def _difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:

@@ -10,11 +10,11 @@ from upcycle.export.checks import check_chunk, check_graph
 from upcycle.export.chunks.decoders import cut_decoder
 from upcycle.export.chunks.sizes import prepared_for
 from upcycle.export.decoder import DecoderShape
-from upcycle.export.program import save_package, weights_size
 from upcycle.export.quantize.preparation import Prepared
 from upcycle.export.record import HUB_NAME_KEY
 from upcycle.export.request import functions_of
-from upcycle.models.qfold import REPEAT_KV
+from upcycle.export.saving import save_package, weights_size
+from upcycle.options.attention_forms import FORMS
 from upcycle.options.export import STATE, ExportOptions
 from upcycle.program.chunked import chunk_name
 from upcycle.program.graph import METADATA_KEY
@@ -23,7 +23,7 @@ from upcycle.utf8 import shown, to_json
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedPackage:
     """A package to be saved.
 
     Attributes:
@@ -81,7 +81,7 @@ class Part:
             check_graph(
                 function,
                 self.shape,
-                repeated=options.attention == REPEAT_KV,
+                form=FORMS[options.attention],
                 states=options.kv_cache == STATE,
             )
         size = weights_size(package)
@@ -94,13 +94,13 @@ class Part:
         }
 
 
-def chunk_parts(
+def chunk_packages(
     decoder: Any,
     shape: DecoderShape,
     manifest: Mapping[str, Any],
     options: ExportOptions,
     prepared: Prepared | None,
-) -> list[Part]:
+) -> list[PlannedPackage]:
     """The fewest packages that a decoder's layers fit into.
 
     Args:
@@ -128,5 +128,7 @@ def chunk_parts(
             },
         }
         noted = {**manifest, "result": result}
-        parts.append(Part(chunk_name(number), chunk, chunk.shape, noted, own, chunk.max_bytes))
+        parts.append(
+            PlannedPackage(chunk_name(number), chunk, chunk.shape, noted, own, chunk.max_bytes)
+        )
     return parts
