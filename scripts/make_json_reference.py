@@ -54,9 +54,9 @@ HEAD = """\
 
 One JSON object on stdout, and nothing else there; `warnings` is added where something was warned
 of. A number that is not finite is null. An error prints no JSON: three lines on stderr and the exit
-code. `upcycle recipe schema` prints the schema of recipes. Made by `python scripts/make_json_reference.py`, which ran each command on the demo's
-checkpoint: keys with the type of their value, of an array its first item, of an object of names one
-of them.
+code. `upcycle recipe schema` prints the schema of recipes. Made by
+`python scripts/make_json_reference.py`, which ran each command on the demo's checkpoint: keys with
+the type of their value, of an array its first item, of an object of names one of them.
 """
 _DEPTH = 4
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
