@@ -272,7 +272,7 @@ def test_a_changed_package_is_refused(source: Path, package: Path, tmp_path: Pat
 def test_a_folder_of_another_kind_says_nothing_of_a_package(copy: Path, tmp_path: Path) -> None:
     beside = tmp_path / "model-tokenizer"
     beside.mkdir()
-    for manifest in ({"stage": "convert", "result": 3}, None):
+    for manifest in ({"stage": "convert", "result": {}}, None):
         if manifest is not None:
             (beside / "upcycle.json").write_text(json.dumps(manifest))
         else:

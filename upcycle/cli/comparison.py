@@ -20,8 +20,7 @@ def print_comparison(
     for warning in warnings:
         console.print(f"warning: {warning}")
     text = comparison.text
-    kind = "the packaged held-out text" if text.packaged else ", ".join(text.files)
-    console.print(f"{text.tokens:,} tokens of {kind}, {text.documents:,} documents")
+    console.print(f"{text.tokens:,} tokens of {text.name}, {text.documents:,} documents")
     if text.losses:
         console.print(f"not all of the text was used: {text.losses}")
     header, *rows = summary.overview(comparison)

@@ -72,9 +72,8 @@ def _show(console: Console, source: str, sweep: "DriftSweep", kv_dtype: str) -> 
     from upcycle.report.sweep_page import DRIFT_NOTE, identical_line, layer_rows, overview_rows
 
     text = sweep.text
-    kind = "the packaged held-out text" if text.packaged else ", ".join(text.files)
     console.print(
-        f"{source}: {sweep.method}, {text.tokens:,} tokens of {kind}, "
+        f"{source}: {sweep.method}, {text.tokens:,} tokens of {text.name}, "
         f"{sweep.dtype} on {sweep.device}"
     )
     if text.losses:

@@ -41,6 +41,11 @@ class Text:
     bos: bool
     losses: str = ""
 
+    @property
+    def name(self) -> str:
+        """What it is called, for people."""
+        return "the packaged held-out text" if self.packaged else ", ".join(self.files)
+
 
 @dataclass(frozen=True)
 class KVCache:

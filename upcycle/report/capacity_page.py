@@ -88,9 +88,6 @@ def write_capacity_page(capacity: Capacity, path: Path) -> None:
         path,
         "capacity.html.j2",
         capacity=capacity,
-        deployment=capacity.deployment,
-        fits=capacity.fits,
-        now=capacity.now,
         windows=window_lines(capacity),
         choices=[_choice(capacity, fit) for fit in capacity.fits],
     )

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from upcycle.evaluation.results import Comparison, Continuation, Divergence, Interval, Model, Text
+from upcycle.evaluation.results import (
+    Comparison,
+    Continuation,
+    Divergence,
+    Interval,
+    KVCache,
+    Model,
+    Text,
+)
 from upcycle.pages import formatting as fmt
 
 MARGIN_NAMES = {
@@ -127,50 +135,28 @@ def sections(comparison: Comparison) -> list[PageSection]:
 
         return row(name, unit, or_missing)
 
-    caches = [model.kv_cache for model in models]
-    stored, measured = caches[0].stored_dtype, caches[0].measured_dtype
+    def cache(name: str, dtype: str, size: Callable[[KVCache], float]) -> Row:
+        return row(name, f"bytes, {dtype}", lambda model: fmt.integer(size(model.kv_cache)))
+
+    stored, measured = models[0].kv_cache.stored_dtype, models[0].kv_cache.measured_dtype
     return [
         PageSection(
             "Size",
             [
-                row(
-                    "Query / KV heads",
-                    "",
-                    lambda m: f"{m.num_attention_heads} / {m.num_key_value_heads}",
-                ),
+                row("Query / KV heads", "", _heads),
                 row("Parameters", "", lambda m: fmt.millions(m.num_parameters)),
                 row("Weights on disk", "", lambda m: fmt.binary_bytes(m.weight_bytes)),
-                row(
-                    "KV cache per token",
-                    f"bytes, {stored}",
-                    lambda m: fmt.integer(m.kv_cache.bytes_per_token),
-                ),
-                row(
-                    "Predicted cache",
-                    f"bytes, {measured}",
-                    lambda m: fmt.integer(m.kv_cache.predicted_bytes_per_token),
-                ),
-                row(
-                    "Measured cache",
-                    f"bytes, {measured}",
-                    lambda m: fmt.integer(m.kv_cache.measured_bytes_per_token),
-                ),
+                cache("KV cache per token", stored, lambda c: c.bytes_per_token),
+                cache("Predicted cache", measured, lambda c: c.predicted_bytes_per_token),
+                cache("Measured cache", measured, lambda c: c.measured_bytes_per_token),
             ],
         ),
         PageSection(
             "Likelihood of the held-out text",
             [
                 row("NLL", "nats/token", lambda m: fmt.nats(m.nll)),
-                change(
-                    "NLL increase",
-                    "nats/token",
-                    lambda change: fmt.signed(change.nll_difference),
-                ),
-                change(
-                    "95 % interval",
-                    "paired bootstrap",
-                    lambda change: interval(change.nll_interval),
-                ),
+                change("NLL increase", "nats/token", lambda d: fmt.signed(d.nll_difference)),
+                change("95 % interval", "paired bootstrap", lambda d: interval(d.nll_interval)),
                 row("Perplexity", "per token", lambda m: fmt.perplexity(m.perplexity)),
                 row("Perplexity", "per word", lambda m: fmt.perplexity(m.word_perplexity)),
                 row("Bits per byte", "", lambda m: f"{m.bits_per_byte:.4f}"),
@@ -179,12 +165,12 @@ def sections(comparison: Comparison) -> list[PageSection]:
         PageSection(
             "Divergence from the source",
             [
-                change("KL mean", "nats/token", lambda change: fmt.nats(change.kl.mean)),
-                change("KL median", "nats/token", lambda change: fmt.nats(change.kl.median)),
-                change("KL 90th percentile", "nats/token", lambda change: fmt.nats(change.kl.p90)),
-                change("KL 99th percentile", "nats/token", lambda change: fmt.nats(change.kl.p99)),
-                change("KL maximum", "nats/token", lambda change: fmt.nats(change.kl.max)),
-                change("Top-1 agreement", "", lambda change: fmt.percent(change.top1_agreement)),
+                change("KL mean", "nats/token", lambda d: fmt.nats(d.kl.mean)),
+                change("KL median", "nats/token", lambda d: fmt.nats(d.kl.median)),
+                change("KL 90th percentile", "nats/token", lambda d: fmt.nats(d.kl.p90)),
+                change("KL 99th percentile", "nats/token", lambda d: fmt.nats(d.kl.p99)),
+                change("KL maximum", "nats/token", lambda d: fmt.nats(d.kl.max)),
+                change("Top-1 agreement", "", lambda d: fmt.percent(d.top1_agreement)),
             ],
         ),
     ]
@@ -249,3 +235,7 @@ def continuation_note(continuation: Continuation, is_source: bool) -> str:
     if at is None:
         return f"same {length} tokens, {repeats}"
     return f"diverges at token {at + 1} of {length}, {repeats}"
+
+
+def _heads(model: Model) -> str:
+    return f"{model.num_attention_heads} / {model.num_key_value_heads}"

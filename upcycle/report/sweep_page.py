@@ -13,6 +13,10 @@ DRIFT_NOTE = (
     "drift, not quality loss: it says how far outputs move before any training, not how much "
     "worse they are; `upcycle eval` measures that"
 )
+_COLUMNS = (
+    "KV heads", "kind", "KV B/token", "weights", "K/V parameters", "K/V MACs/token", "core MACs",
+    "logits: max", "max relative", "RMS relative",
+)  # fmt: skip
 
 
 def write_sweep_page(sweep: DriftSweep, path: Path, *, source: str, kv_dtype: str) -> None:
@@ -44,20 +48,7 @@ def write_sweep_page(sweep: DriftSweep, path: Path, *, source: str, kv_dtype: st
 
 def overview_rows(sweep: DriftSweep, kv_dtype: str) -> list[list[str]]:
     """Counts beside drift, one row for each number of KV heads after the header."""
-    rows = [
-        [
-            "KV heads",
-            "kind",
-            "KV B/token",
-            "weights",
-            "K/V parameters",
-            "K/V MACs/token",
-            "core MACs",
-            "logits: max",
-            "max relative",
-            "RMS relative",
-        ]
-    ]
+    rows = [list(_COLUMNS)]
     for choice in sweep.choices:
         counts, logits = choice.counts, choice.logits
         own = counts.kv_heads == sweep.num_key_value_heads
