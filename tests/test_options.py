@@ -321,10 +321,10 @@ def test_a_run_honours_what_only_flags_could_say(tiny: TinyPipeline) -> None:
     evaluated = read_manifest(tiny.out / "evaluation")
     assert converted is not None
     assert evaluated is not None
-    assert converted["options"]["max_shard_size"] == 60_000
+    assert converted.options.document["max_shard_size"] == 60_000
     assert len(list((tiny.out / "converted").glob("*.safetensors"))) > 1
-    assert converted["source"]["sha256"].keys() == {"model.safetensors"}
-    assert evaluated["options"]["dtype"] == "bfloat16"
+    assert converted.source.document["sha256"].keys() == {"model.safetensors"}
+    assert evaluated.options.document["dtype"] == "bfloat16"
     comparison = json.loads((tiny.out / "evaluation" / "comparison.json").read_text())
     assert comparison["settings"]["dtype"] == "bfloat16"
     for free in ("convert.sha256=false", "convert.device=cpu", "evaluate.device=cpu"):
@@ -358,7 +358,7 @@ def test_manifests_note_the_options_that_shape_the_result(tiny: TinyPipeline) ->
         manifest = read_manifest(tiny.out / folder)
         assert manifest is not None
         noted = {name for name in model.model_fields if model.written(name).noted}
-        assert manifest["options"].keys() == noted
+        assert manifest.options.document.keys() == noted
 
 
 def test_a_manifest_without_a_younger_option_was_made_with_its_default(tiny: TinyPipeline) -> None:
@@ -370,7 +370,7 @@ def test_a_manifest_without_a_younger_option_was_made_with_its_default(tiny: Tin
     assert skipped(tiny) == ["convert", "evaluate"]  # and the report, which has its manifest's hash
     converted = read_manifest(tiny.out / "converted")
     assert converted is not None
-    del converted["options"]["drop_extra_attention"]
+    del converted.options.document["drop_extra_attention"]
     assert option_changes(converted, ConvertOptions(kv_heads=2)) == []
     other = ConvertOptions(kv_heads=2, drop_extra_attention=True)
     assert option_changes(converted, other) == ["drop_extra_attention was False and is True"]

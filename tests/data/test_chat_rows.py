@@ -250,7 +250,7 @@ def test_one_bad_row_of_twenty_is_counted_and_three_of_twenty_stop(
     with pytest.raises(DataError, match=r"3 of 20 rows of t\.jsonl cannot be read") as caught:
         texts_of(path)
     assert reason in caught.value.what
-    assert "max_bad_share" in caught.value.fix
+    assert "up to 1 % of a file's rows may be bad" in caught.value.fix
     assert texts_of(path, max_bad_share=0.15)[1].bad.total() == 3
 
 

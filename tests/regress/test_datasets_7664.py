@@ -98,7 +98,7 @@ def test_a_wrong_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, b'{"content": "x"}\n' * 3)
     assert "3 without 'text'" in caught.value.what
-    assert "text_column" in caught.value.fix
+    assert "call that column 'text'" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.regress.folders import load
-from tests.tiny import tiny_checkpoint
-from upcycle.conversion.convert import convert
+from tests.tiny import convert, tiny_checkpoint
 from upcycle.export.decoder import decoder_shape
 from upcycle.export.stateful import StatefulDecoder
 

@@ -33,14 +33,14 @@ step.Trainer.step = slow
 """
 SLOW_SAVE = """
 stopping.LAUNCHER_PATIENCE = {patience}
-import upcycle.training.state as state
-real = state.save_file
+import safetensors.torch as storage
+real = storage.save_file
 def slow(tensors, path):
     if "step-2" not in str(path):
         real(tensors, path)
         reached()
     return real(tensors, path)
-state.save_file = slow
+storage.save_file = slow
 """
 
 

@@ -161,7 +161,7 @@ def test_other_text_and_another_teacher(run: TinyRun) -> None:
     ("key", "what"),
     [
         ("learning-rate", "there is no 'learning-rate'"),
-        ("train.steps", "there is no 'train.steps'"),
+        ("train.stepz", "there is no 'stepz'"),
         ("student", "student cannot change: the state holds the weights of the student"),
         ("trainable", "trainable cannot change: the state holds the moments"),
         ("sequence_length", "sequence_length cannot change"),

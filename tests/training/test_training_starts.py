@@ -15,6 +15,7 @@ from tests.tiny import tiny_model
 from tests.training.runs import tiny_run
 from upcycle.errors import DataError, EvaluationError, TrainingError
 from upcycle.report.build import read_training_log
+from upcycle.report.schema import HeldOutPoint
 from upcycle.training import loop
 from upcycle.training.facts import check_text, training_rows
 from upcycle.training.isolation import check_isolation
@@ -90,7 +91,7 @@ def test_a_log_of_numbers_that_are_none_is_json(tmp_path: Path) -> None:
     assert math.isnan(again.held_out[0][0])
     shown = read_training_log(path)
     assert shown is not None
-    assert shown["held_out"][0] == {"step": 0, "kl": None, "nll": None}
+    assert shown.held_out[0] == HeldOutPoint(step=0, kl=None, nll=None)
 
 
 def test_logits_that_are_no_numbers_are_named() -> None:
