@@ -2,14 +2,10 @@
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from upcycle.utf8 import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class UpcycleError(Exception):
@@ -98,7 +94,7 @@ class UpcycleWarning(UserWarning):
 
 
 @contextmanager
-def unsaid(message: str | None) -> "Iterator[None]":
+def unsaid(message: str | None) -> Iterator[None]:
     """Keep one warning back inside, where an error will say the same."""
     with warnings.catch_warnings():
         if message is not None:

@@ -2,17 +2,22 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from tests.families.retarget_sources import source_checkpoint
 from tests.tiny import tiny_checkpoint
-from upcycle.cli.app import COMMANDS
+from upcycle.cli import demo as _demo  # noqa: F401 - registers the command
+from upcycle.cli.app import COMMANDS, app
 from upcycle.cli.progress_lines import line_of, progress_lines
 from upcycle.errors import RecipeError
 from upcycle.options import convert, evaluate, export, train
@@ -95,6 +100,44 @@ def _sections() -> list[type[BaseModel]]:
     kinds = [kind for room in rooms for kind in vars(room).values()]
     sections = [k for k in kinds if isinstance(k, type) and issubclass(k, Section)]
     return [section for section in set(sections) if section not in (Section, train.TextSource)]
+
+
+def test_the_length_of_rows_is_what_the_class_takes(tmp_path: Path) -> None:
+    """GPT-2 calls its positions n_positions."""
+    source = source_checkpoint(tmp_path / "source", "gpt2")
+    assert "max_position_embeddings" not in json.loads((source / "config.json").read_text())
+    assert upcycle("init", tmp_path / "new", "--source", source).returncode == 0
+    recipe = load_recipe(tmp_path / "new" / "recipe.yaml")
+    assert recipe.train is not None
+    assert recipe.train.sequence_length == 64
+    assert recipe.evaluate.sequence_length == 64
+
+
+def test_the_demo_has_its_own_checkpoint(tmp_path: Path) -> None:
+    done = upcycle("init", tmp_path / "new", "--demo", "--kv-heads", 2)
+    assert (done.returncode, "pass --demo alone" in done.stderr) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["demo-out", "2026", "no: 1"])
+def test_the_demo_goes_where_it_is_told(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, str]] = []
+
+    def stop(recipe: Recipe, *, command: str, **_: Any) -> None:
+        asked.append((recipe.output, command))
+        raise RecipeError("stopped", where="here", fix="go on")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("upcycle.pipeline.run", stop)
+    done = CliRunner().invoke(app, ["demo", name])
+    assert done.exit_code == 2
+    ((output, command),) = asked
+    assert output == tmp_path / name
+    words = shlex.split(command)  # what makes the report again, and names the recipe to train
+    assert words[:2] == ["upcycle", "run"]
+    assert load_recipe(words[2], words[3:]).output == output
 
 
 def test_the_demo_can_be_written_anywhere(tmp_path: Path) -> None:

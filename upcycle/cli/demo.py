@@ -1,6 +1,6 @@
 """`upcycle demo`: all of it, on the small model that comes with the package."""
 
-import shlex
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -25,10 +25,5 @@ def demo_command(
     """
     from upcycle.recipe.shipped import DEMO, shipped_recipes
 
-    return run_recipe(
-        console,
-        shipped_recipes() / DEMO,
-        [f"output={output}"],
-        overwrite=overwrite,
-        command_line=shlex.join(["upcycle", "demo", str(output)]),
-    )
+    where = json.dumps(str(output), ensure_ascii=False)  # a name that YAML would take for a number
+    return run_recipe(console, shipped_recipes() / DEMO, [f"output={where}"], overwrite=overwrite)

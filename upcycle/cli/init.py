@@ -1,6 +1,5 @@
 """`upcycle init`: a commented recipe for the user's own checkpoint."""
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +34,12 @@ def init_command(
 ) -> Outcome:
     """Write a recipe for a checkpoint of your own into DIR, with every key explained."""
     if demo:
+        if source is not None or kv_heads is not None or text:
+            raise PlanError(
+                "the demo's files have their own checkpoint, KV heads and text",
+                where="--demo",
+                fix="pass --demo alone, or drop it for a recipe of your own",
+            )
         return _write_demo(console, folder)
     if source is None:
         raise PlanError(
@@ -62,17 +67,18 @@ def init_command(
 
 
 def _write_demo(console: Console, folder: Path) -> Outcome:
-    from upcycle.checkpoint.staging import check_output, writing
+    from upcycle.checkpoint.files import chunks_of
+    from upcycle.checkpoint.staging import staged
     from upcycle.recipe.shipped import DEMO, shipped_recipes
 
-    check_output(folder, overwrite=False)
     names = ("*.yaml", "demo-source/*", "demo-text/*")
     files = sorted(file for name in names for file in shipped_recipes().glob(name))
-    with writing(folder):
+    with staged(folder) as partial:
         for file in files:
-            copy = folder / file.relative_to(shipped_recipes())
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+            path = partial / file.relative_to(shipped_recipes())
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as copy:
+                copy.writelines(chunks_of(file))
     console.print(f"{folder}: {len(files)} files; see `upcycle run {folder / DEMO}`")
     return Outcome({"recipe": str(folder / DEMO), "files": len(files)})
 
@@ -82,6 +88,7 @@ def _values(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What the recipe says of a checkpoint, and notes on it by key."""
     from upcycle.checkpoint.reader import Checkpoint
+    from upcycle.models.loading import class_config
     from upcycle.planning import plan
 
     checkpoint = Checkpoint.describe(source)
@@ -96,8 +103,9 @@ def _values(
         )
     wanted = kv_heads if kv_heads is not None else _quarter(fewer, now)
     plan(checkpoint, kv_heads=wanted)  # refused here in the words of convert
-    context = checkpoint.config.get("max_position_embeddings") or _LONGEST
-    length = min(_LONGEST, int(context))
+    # The class knows the key's other names, and its default where the configuration has none.
+    settings = class_config(checkpoint.config).get_text_config()
+    length = min(_LONGEST, getattr(settings, "max_position_embeddings", None) or _LONGEST)
     local = Path(source).is_dir()
     values = {
         "source": str(Path(source).resolve()) if local else source,

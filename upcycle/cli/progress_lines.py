@@ -19,18 +19,20 @@ def progress_lines(every: float = EVERY) -> Iterator[Watcher]:
         every: seconds until the first line, and between two; shorter work has none.
     """
     began = time.monotonic()
-    seen: dict[str, tuple[Progress, float]] = {}  # the latest of each task, and when it began
+    starts: dict[str, float] = {}  # of tasks
+    latest: Progress | None = None  # set at once: the teller reads it from its own thread
     done = threading.Event()
 
     def watch(progress: Progress) -> None:
-        _, since = seen.pop(progress.task, (None, time.monotonic()))
-        seen[progress.task] = progress, since
+        nonlocal latest
+        starts.setdefault(progress.task, time.monotonic())
+        latest = progress
 
     def tell() -> None:
         while not done.wait(every):
-            if seen:
-                latest, since = list(seen.values())[-1]
-                line = line_of(latest, since=since, began=began, now=time.monotonic())
+            if (now := latest) is not None:
+                since = starts[now.task]
+                line = line_of(now, since=since, began=began, now=time.monotonic())
                 print(line, file=sys.stderr, flush=True)
 
     teller = threading.Thread(target=tell, daemon=True)

@@ -9,6 +9,7 @@ import typer
 from upcycle.cli.arguments import Overrides
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.errors import RecipeError
+from upcycle.utf8 import to_json
 
 
 class What(StrEnum):
@@ -43,7 +44,7 @@ def recipe_command(
     document: dict[str, Any]
     if what is What.schema:
         document = Recipe.model_json_schema()
-        console.print(_as_json(document))
+        console.print(to_json(document, indent=2))
         return Outcome(document)
     if recipe_file is None:
         raise RecipeError(
@@ -54,9 +55,3 @@ def recipe_command(
     document = load_recipe(recipe_file, overrides or ()).model_dump(mode="json")
     console.print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
     return Outcome(document)
-
-
-def _as_json(document: dict[str, Any]) -> str:
-    from upcycle.utf8 import to_json
-
-    return to_json(document, indent=2)

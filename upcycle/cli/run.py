@@ -29,19 +29,11 @@ def run_command(
 
     For several processes in training: torchrun --nproc-per-node N -m upcycle run RECIPE
     """
-    words = ["upcycle", "run", str(recipe), *(overrides or [])]
-    return run_recipe(
-        console, recipe, overrides or [], overwrite=overwrite, command_line=shlex.join(words)
-    )
+    return run_recipe(console, recipe, overrides or [], overwrite=overwrite)
 
 
 def run_recipe(
-    console: Console,
-    recipe: Path,
-    overrides: Sequence[str],
-    *,
-    overwrite: bool,
-    command_line: str,
+    console: Console, recipe: Path, overrides: Sequence[str], *, overwrite: bool
 ) -> Outcome:
     """Run a recipe and show what came of it.
 
@@ -50,11 +42,11 @@ def run_recipe(
         recipe: its file.
         overrides: `section.key=value` strings.
         overwrite: see `run`.
-        command_line: what makes the report again.
     """
     from upcycle.recipe.loading import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    command_line = shlex.join(["upcycle", "run", str(recipe), *overrides])
     stopping.advise(
         lambda: (
             "finished stages and training states are kept; go on with: "
