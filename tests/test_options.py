@@ -50,6 +50,8 @@ ASKED: dict[str, dict[str, Any]] = {
         "kv_heads": 2,
         "method": "first",
         "calibration": ["/a b.txt", "builtin"],
+        "calibration_weights": [0.75, 0.25],
+        "calibration_window": 1024,
         "calibration_tokens": 512,
         "refine": 3,
         "grouping": "search",

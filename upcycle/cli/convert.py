@@ -57,6 +57,8 @@ def convert_command(
             f"resumed: {result.resumed_shards} of {len(result.plan.shards)} shards were finished, "
             "and are unchanged"
         )
+    if own := result.manifest["result"].get("own_text"):
+        console.print(f"{own['file']}: {own['summary']}")
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
     how = _how(extra_method(result.plan), calibrated=bool(options.calibration))

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli.arguments import Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.cli.flags import Only
@@ -9,10 +10,14 @@ from upcycle.errors import warn
 from upcycle.heads.methods import get_method
 from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import nothing_to_merge
+from upcycle.kvcache.sampling import sampling_bytes
+from upcycle.options.base import SELF
 from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Attention, plan
 
-_PLANNED = Only(("kv_heads", "method", "seed", "max_shard_size", "drop_extra_attention"))
+_PLANNED = Only(
+    ("kv_heads", "method", "calibration", "seed", "max_shard_size", "drop_extra_attention")
+)
 
 
 @command("plan", epilog="Example: upcycle plan recipes/demo-source --kv-heads 2")
@@ -25,7 +30,7 @@ def plan_command(
     todo = plan(
         source,
         kv_heads=options.kv_heads,
-        method=options.method or "mean",
+        method=options.method_name,
         seed=options.seed,
         max_shard_size=options.max_shard_size,
         drop_extra_attention=options.drop_extra_attention,
@@ -67,7 +72,13 @@ def plan_command(
     if kv_heads < shape.num_key_value_heads:
         chosen = get_method(todo.method)
         console.print(f"{chosen.name}: {chosen.does or 'of another package'} ({chosen.reference})")
+    sampling = sampling_bytes(Checkpoint.describe(source)) if options.own_text else None
+    if sampling is not None:
+        console.print(
+            f"--calibration {SELF}: the source writes text first, held whole with its cache: "
+            f"{format_bytes(sampling)} of memory"
+        )
     console.print(serving_line(shape.num_attention_heads, kv_heads))
     for warning in todo.warnings:
         warn(warning)
-    return Outcome(todo.to_dict())
+    return Outcome({**todo.to_dict(), "sampling_bytes": sampling})

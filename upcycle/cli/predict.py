@@ -20,7 +20,17 @@ def predict_command(
     console: Console,
     source: Source,
     options: Annotated[
-        MergeOptions, Only(("calibration", "calibration_tokens", "seed", "device"))
+        MergeOptions,
+        Only(
+            (
+                "calibration",
+                "calibration_weights",
+                "calibration_tokens",
+                "calibration_window",
+                "seed",
+                "device",
+            )
+        ),
     ] = MergeOptions(calibration=(Path(BUILTIN),), calibration_tokens=16_384),
 ) -> Outcome:
     """Show how much of each layer's keys and values no smaller number of KV heads can carry.

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from upcycle.evaluation.drift import DriftSweep
 
 _READ = Only(("text", "max_tokens", "sequence_length", "device", "dtype"))
-_MERGED = Only(("method", "calibration", "calibration_tokens", "seed", "drop_extra_attention"))
+_MERGED = Only(
+    (
+        "method",
+        "calibration",
+        "calibration_weights",
+        "calibration_tokens",
+        "calibration_window",
+        "seed",
+        "drop_extra_attention",
+    )
+)
 
 
 @command("sweep", epilog="Example: upcycle sweep recipes/demo-source --kv-heads 8,4,2,1")

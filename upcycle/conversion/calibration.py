@@ -5,9 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.checkpoint.manifest import hash_path
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.errors import PlanError
-from upcycle.models.calibration_text import calibration_rows, path_of
+from upcycle.errors import PlanError, warn
+from upcycle.models.calibration_text import (
+    calibration_rows,
+    path_of,
+    unseen_template_tokens,
+)
 from upcycle.models.loading import choose_device
+from upcycle.options.base import SELF
 from upcycle.options.convert import ConvertOptions, MergeOptions
 from upcycle.planning import Plan
 from upcycle.progress import Watcher
@@ -16,8 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from upcycle.conversion.layer_store import LayerStore
-
-_SEQUENCE_LENGTH = 512
 
 
 def check_options(options: MergeOptions) -> None:
@@ -70,27 +73,44 @@ def uses_seed(options: MergeOptions) -> bool:
 
 
 def text_hashes(options: MergeOptions) -> list[str | dict[str, str]]:
-    """Content hashes of the texts, which tell the same text under another name."""
-    return [hash_path(path_of(text)) for text in options.calibration]
+    """Content hashes of the texts, which tell the same text under another name.
+
+    What the source writes itself follows from the source and the options: its word stands for it.
+    """
+    return [SELF if str(text) == SELF else hash_path(path_of(text)) for text in options.calibration]
 
 
-def text_rows(options: MergeOptions, checkpoint: Checkpoint, todo: Plan) -> "Tensor | None":
-    """Token ids [B, T] to measure on, or None where nothing is merged or there is no text.
+def reads_text(options: MergeOptions, todo: Plan) -> bool:
+    """Whether anything is measured: something is merged, and there is text."""
+    now = todo.source_shape.num_key_value_heads
+    return bool(options.calibration) and todo.num_key_value_heads < now
+
+
+def text_rows(options: MergeOptions, checkpoint: Checkpoint) -> "Tensor":
+    """Token ids [B, T] to measure on.
+
+    Args:
+        options: whose texts are files, see `with_own_text`.
+        checkpoint: whose tokenizer is used.
 
     Raises:
         CheckpointError: there is no tokenizer.
         DataError: the text cannot be read, or there is too little of it.
     """
-    merges = todo.num_key_value_heads < todo.source_shape.num_key_value_heads
-    if not (options.calibration and merges):
-        return None
-    return calibration_rows(
+    rows = calibration_rows(
         checkpoint,
         options.calibration,
         tokens=options.calibration_tokens,
-        sequence_length=_SEQUENCE_LENGTH,
-        seed=todo.seed,
+        sequence_length=options.calibration_window,
+        weights=options.shares,
+        seed=options.seed,
     )
+    if unseen := unseen_template_tokens(checkpoint, rows):
+        warn(
+            f"the calibration text has no chat: none of {', '.join(unseen)}, which the chat "
+            f"template writes, is in it, and what is not seen is not kept; add --calibration {SELF}"
+        )
+    return rows
 
 
 def merge_layers(

@@ -24,6 +24,7 @@ from upcycle.conversion.calibration import (
     check_options,
     check_order,
     merge_layers,
+    reads_text,
     text_hashes,
     text_rows,
 )
@@ -31,6 +32,15 @@ from upcycle.conversion.class_check import class_checked
 from upcycle.conversion.journal import JOURNAL_NAME, Journal
 from upcycle.conversion.layer_store import STORE_NAME, LayerStore, StoredLayers
 from upcycle.conversion.merging import LayerMerger, Merger, by_weights_alone
+from upcycle.conversion.own_text import (
+    OWN_RECORD,
+    OWN_TEXT,
+    check_memory,
+    check_published,
+    publish,
+    published,
+    with_own_text,
+)
 from upcycle.conversion.shards import ShardWork
 from upcycle.conversion.tokenizer import keep_tokenizer
 from upcycle.errors import CheckpointError, unsaid
@@ -117,6 +127,8 @@ def convert(
     check_output(output, overwrite=overwrite, inputs=[opened.folder])
     check_files(opened.folder)
     check_options(options)
+    if options.own_text:
+        check_published(output, overwrite=overwrite)
     with unsaid(code_notice(opened.config) if options.strict else None):
         checkpoint, todo = _planned(opened, options)
     config = edit_config(
@@ -130,18 +142,26 @@ def convert(
         class_checked(checkpoint, strict=options.strict, slow=bool(options.calibration)) as check,
         staged(output, overwrite=overwrite, inputs=[opened.folder], resume=resume) as folder,
     ):
-        rows = text_rows(options, checkpoint, todo)
+        rows, reading, own = None, options, None
+        if reads_text(options, todo):
+            if options.own_text:
+                asked = _request(opened, todo, options.noted())
+                reading, own = with_own_text(
+                    options, opened, folder, resume=resume, request=asked, watch=watch
+                )
+            rows = text_rows(reading, checkpoint)
         texts = {} if rows is None else {"text": text_hashes(options)}
         read = {} if rows is None else {"calibration": _digest(rows.numpy().tobytes())}
         request = _request(opened, todo, {**options.noted(), **read})
         journal = Journal(folder, request, resume=resume)
-        clear(folder, keep={JOURNAL_NAME, STORE_NAME, *journal.finished})
+        kept = {JOURNAL_NAME, STORE_NAME, *((OWN_TEXT, OWN_RECORD) if own else ())}
+        clear(folder, keep={*kept, *journal.finished})
         merger: Merger = LayerMerger(checkpoint, todo, allow_nonfinite=options.allow_nonfinite)
         layers: list[dict[str, Any]] = []
         if rows is not None:
             weights = {h.path.name: hash_file(h.path) for h in opened.headers}
             store = LayerStore(folder, weights)
-            layers = merge_layers(options, checkpoint, todo, rows, store, watch)
+            layers = merge_layers(reading, checkpoint, todo, rows, store, watch)
             merger = StoredLayers(store, checkpoint, todo)
         work = ShardWork(checkpoint, todo, folder, journal, merger, watch=watch)
         work.run()
@@ -161,7 +181,12 @@ def convert(
         left = old_heads(written, family_in(checkpoint), todo.source_shape, todo.target_shape)
         assert not left, f"{left[0]} keeps the old number of KV heads"
         warnings = check.finish()
-        misfit = {"warnings": warnings, "class": asdict(check.fit)} if warnings else {}
+        told: dict[str, Any] = (
+            {"warnings": warnings, "class": asdict(check.fit)} if warnings else {}
+        )
+        if own:
+            hashed = hash_file(folder / OWN_TEXT)
+            told["own_text"] = {"file": published(output).name, "hash": hashed, **own}
         manifest = write_manifest(
             folder,
             stage="convert",
@@ -173,10 +198,12 @@ def convert(
                 "method_reference": get_method(todo.method).reference,
                 "layers": layers,
                 "extra_attention": _extra_record(todo),
-                **misfit,
+                **told,
             },
         )
-        clear(folder, only={JOURNAL_NAME, STORE_NAME})
+        clear(folder, only={JOURNAL_NAME, STORE_NAME, OWN_RECORD})
+        if own:
+            publish(folder, output)
     return ConversionResult(todo, manifest, left_behind, work.resumed, warnings)
 
 
@@ -210,6 +237,8 @@ def _planned(opened: Checkpoint, options: ConvertOptions) -> tuple[Checkpoint, P
         drop_extra_attention=options.drop_extra_attention,
     )
     check_order(options, todo)
+    if options.own_text and reads_text(options, todo):
+        check_memory(opened, options.device)
     return checkpoint, todo
 
 

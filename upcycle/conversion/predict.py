@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.conversion.calibration import text_rows
 from upcycle.conversion.layer_stream import LayerStream
 from upcycle.conversion.moments import calibrate
+from upcycle.conversion.own_text import own_text_once
 from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted
 from upcycle.heads.residuals import LayerResiduals, Residual
-from upcycle.models.calibration_text import calibration_rows
 from upcycle.models.loading import choose_device
 from upcycle.options.convert import MergeOptions
 from upcycle.planning import planned_sizes
@@ -60,7 +61,6 @@ def predict(
     source: str | Path,
     options: MergeOptions,
     *,
-    sequence_length: int = 512,
     watch: Watcher = ignore,
 ) -> Prediction:
     """Measure on text what merging to each number of KV heads would lose, with one layer in memory.
@@ -72,8 +72,7 @@ def predict(
 
     Args:
         source: a checkpoint folder, a Hub cache snapshot, or a Hub id.
-        options: their calibration text, number of tokens, seed and device count.
-        sequence_length: of a row.
+        options: their calibration text, its tokens and windows, seed and device count.
         watch: told the layers that are done.
 
     Raises:
@@ -83,19 +82,15 @@ def predict(
         DataError: the text cannot be read, or there is too little of it.
     """
     place = choose_device(options.device)
-    checkpoint = retargeted(Checkpoint.open(source))
+    opened = Checkpoint.open(source)
+    checkpoint = retargeted(opened)
     shape = shape_in(checkpoint)
     planned_sizes(checkpoint)  # checks every attention tensor
     choices = [g for g in shape.valid_kv_heads if g < shape.num_key_value_heads]
     if not choices:
         return Prediction(0, (), ())
-    rows = calibration_rows(
-        checkpoint,
-        options.calibration,
-        tokens=options.calibration_tokens,
-        sequence_length=sequence_length,
-        seed=options.seed,
-    )
+    with own_text_once(options, opened) as reading:
+        rows = text_rows(reading, checkpoint)
     stream = LayerStream(checkpoint, rows.shape[1], device=place)
     layers = []
     for layer, moments in calibrate(stream, stream.embed(rows), watch=watch):

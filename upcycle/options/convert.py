@@ -1,11 +1,12 @@
 """The options of a conversion."""
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from upcycle.errors import PlanError
-from upcycle.options.base import Bytes, NonNegative, PathValue, Positive, Seed
+from upcycle.options.base import SELF, Bytes, NonNegative, PathValue, Positive, Seed, Weights
 from upcycle.options.stage import StageOptions, Written
 
 
@@ -17,9 +18,16 @@ class MergeOptions(StageOptions):
     method: str | None = None
     """How a group of KV heads becomes one; by default mean, or lowrank with calibration text."""
     calibration: Annotated[tuple[PathValue, ...], Field(strict=False)] = ()
-    """Text to measure on: a file, a folder, or builtin for the package's own."""
+    """Text to measure on: a file, a folder, builtin for the package's own, or self for what the
+    source writes itself (chats, where it has a chat template), which stays in
+    OUT.calibration.jsonl."""
+    calibration_weights: Weights = ()
+    """The shares of the tokens that the texts give, in their order, such as 0.5,0.5; by default
+    files are read as one text, and self gives as much as each of them."""
     calibration_tokens: Positive = 32_768
-    """Tokens of it to use, in sequences of 512."""
+    """Tokens of text to use, in windows."""
+    calibration_window: Annotated[int, Field(ge=2)] = 512
+    """Tokens of a window, which bounds how far attention is seen to look."""
     refine: NonNegative = 0
     """Optimiser steps that fit each layer's new attention to the source's on that text."""
     grouping: Literal["contiguous", "search"] = "contiguous"
@@ -45,6 +53,33 @@ class MergeOptions(StageOptions):
     code 1), instead of warning of them."""
 
     @property
+    def own_text(self) -> bool:
+        """Whether the source writes some of the text."""
+        return Path(SELF) in self.calibration
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weight of each text; empty where all are read as one."""
+        if len(self.calibration) < 2:
+            return ()
+        return self.calibration_weights or (1.0,) * (self.own_text * len(self.calibration))
+
+    def contradictions(self) -> list[str]:
+        """What cannot be asked for together, in words."""
+        problems = []
+        texts, weights = len(self.calibration), self.calibration_weights
+        if weights and len(weights) != texts:
+            problems.append(
+                f"calibration_weights has {len(weights)} values, and there are {texts} calibration "
+                "texts: give one for each"
+            )
+        if weights and min(weights) <= 0:
+            problems.append("calibration_weights must be above 0: omit a text instead")
+        if self.calibration.count(Path(SELF)) > 1:
+            problems.append("calibration can be self only once")
+        return problems
+
+    @property
     def method_name(self) -> str:
         """The method's name, also where none is named."""
         return self.method or ("lowrank" if self.calibration else "mean")
@@ -59,6 +94,7 @@ class ConvertOptions(MergeOptions, _Target):  # the fields of the last base come
     """What is made of a checkpoint."""
 
     def noted(self) -> dict[str, Any]:
-        """What a manifest notes; the number of tokens means nothing without text."""
-        tokens = self.calibration_tokens if self.calibration else None
-        return {**super().noted(), "method": self.method_name, "calibration_tokens": tokens}
+        """What a manifest notes; how much text is read means nothing where there is none."""
+        noted = {**super().noted(), "method": self.method_name}
+        unread = () if self.calibration else ("calibration_tokens", "calibration_window")
+        return {**noted, **dict.fromkeys(unread)}

@@ -16,6 +16,7 @@ from torch import Tensor
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.conversion.convert import check_request, convert
+from upcycle.conversion.own_text import own_text_once
 from upcycle.errors import EvaluationError
 from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
 from upcycle.evaluation.drift import Difference, Drift, DriftSweep
@@ -66,10 +67,9 @@ def sweep_kv_heads(
     asked = sorted(set(kv_heads or lowered), reverse=True)
     place, precision = choose_device(reading.device), DTYPES[reading.dtype]
     sequence_length = reading.sequence_length
-    merge = {**dict(merging), "device": reading.device}
-    conversions = [ConvertOptions(kv_heads=heads, **merge) for heads in asked]
-    for options in conversions:
-        check_request(checkpoint.folder, options)
+    placed = merging.model_copy(update={"device": reading.device})
+    for heads in asked:
+        check_request(checkpoint.folder, ConvertOptions(kv_heads=heads, **dict(placed)))
     tokenizer = load_tokenizer(checkpoint.folder)
     held_out = read_held_out(reading, tokenizer, section=None)
     reference = load_model(checkpoint.folder, dtype=precision, device=place)
@@ -86,14 +86,16 @@ def sweep_kv_heads(
         watch(Progress("sweep", done, total, "tokens"))
 
     choices = []
-    for options in conversions:
-        with scratch_folder() as folder:
-            converted = folder / "converted"
-            result = convert(checkpoint.folder, converted, options)
-            model = load_model(converted, dtype=precision, device=place)
-            used = result.plan.method
-            logits, layers = _compare(reference, model, batches, count)
-        choices.append(Drift(counted[options.kv_heads], result.plan.output_bytes, logits, layers))
+    with own_text_once(placed, checkpoint) as read:
+        for heads in asked:
+            with scratch_folder() as folder:
+                converted = folder / "converted"
+                options = ConvertOptions(kv_heads=heads, **dict(read))
+                result = convert(checkpoint.folder, converted, options)
+                model = load_model(converted, dtype=precision, device=place)
+                used = result.plan.method
+                logits, layers = _compare(reference, model, batches, count)
+            choices.append(Drift(counted[heads], result.plan.output_bytes, logits, layers))
     return DriftSweep(
         num_key_value_heads=shape.num_key_value_heads,
         attention_layers=shape.num_layers,

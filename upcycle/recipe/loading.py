@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from upcycle.checkpoint.hub import is_hub_id
 from upcycle.errors import RecipeError, UpcycleError
-from upcycle.options.base import BUILTIN
+from upcycle.options.base import TEXT_WORDS
 from upcycle.options.convert import ConvertOptions
 from upcycle.options.evaluate import EvaluateOptions
 from upcycle.options.export import ExportOptions
@@ -228,7 +228,7 @@ def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
             slots += [
                 (texts, index, (section, key, index))
                 for index, text in enumerate(texts)
-                if text != BUILTIN
+                if text not in TEXT_WORDS
             ]
     return slots
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from upcycle.options.base import BUILTIN, PathValue, Section
+from upcycle.options.base import TEXT_WORDS, PathValue, Section
 from upcycle.options.convert import ConvertOptions
 from upcycle.options.evaluate import EvaluateOptions
 from upcycle.options.export import ExportOptions
@@ -37,4 +37,4 @@ class Recipe(Section):
 def _texts(options: StageOptions | None) -> list[Path]:
     """The files and folders of text that a section names."""
     named = [] if options is None else [getattr(options, name) for name in options.texts()]
-    return [path for paths in named for path in paths if str(path) != BUILTIN]
+    return [path for paths in named for path in paths if str(path) not in TEXT_WORDS]
