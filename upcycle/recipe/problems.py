@@ -2,11 +2,11 @@
 
 import difflib
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from upcycle.options.base import REFUSED
+from upcycle.options.base import REFUSED, section_in
 from upcycle.recipe.strict_yaml import Location, Problem
 
 
@@ -55,20 +55,10 @@ def _suggestion(root: type[BaseModel], location: Location) -> str:
 
 
 def _model_at(root: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The section that a location names, through optional and repeated ones."""
-    kind: Any = root
+    """The section that a location names; the index of a repeated one adds nothing."""
+    section: type[BaseModel] | None = root
     for part in location:
         if isinstance(part, str):
-            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-                return None
-            field = kind.model_fields.get(part)
-            if field is None:
-                return None
-            kind = field.annotation
-        sections = [
-            argument
-            for argument in get_args(kind)
-            if isinstance(argument, type) and issubclass(argument, BaseModel)
-        ]
-        kind = sections[0] if sections else kind
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+            field = section.model_fields.get(part) if section else None
+            section = section_in(field.annotation) if field else None
+    return section

@@ -3,12 +3,12 @@
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
+from upcycle.options.base import section_in
 from upcycle.recipe.schema import Recipe
 
 _WIDTH = 98
@@ -35,7 +35,8 @@ def _section(
     indent = "  " * depth
     for key, field in model.model_fields.items():
         dotted = f"{prefix}{key}"
-        below = _model_of(field)
+        is_list = get_origin(field.annotation) is tuple  # which has its sections on one line
+        below = None if is_list else section_in(field.annotation)
         if depth == 0 and below is not None:
             yield ""
         about = " ".join(filter(None, [field.description, notes.get(dotted)]))
@@ -60,20 +61,8 @@ def _commented(line: str) -> str:
     return line if text.startswith("#") else f"{line[: len(line) - len(text)]}# {text}"
 
 
-def _model_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a key holds, optional or not; a list of them has its values on one line."""
-    is_list = get_origin(field.annotation) is tuple
-    for kind in (field.annotation, *(() if is_list else get_args(field.annotation))):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
 def _default(field: FieldInfo) -> Any:
-    if field.is_required():
-        return None
-    default = field.get_default(call_default_factory=True)
-    return None if default is PydanticUndefined else default
+    return None if field.is_required() else field.default
 
 
 def _plain(value: Any) -> str:
