@@ -111,6 +111,11 @@ class TrainOptions(StageOptions):
     """Of the data order."""
 
     @property
+    def texts(self) -> list[Path]:
+        """The files and folders of text to train on."""
+        return [source.path for source in self.data.sources]
+
+    @property
     def num_steps(self) -> int:
         """Optimiser steps, at least one, whichever way they were given."""
         if self.steps is not None:

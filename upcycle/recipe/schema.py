@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from upcycle.options.base import BUILTIN, PathValue, Section
+from upcycle.options.base import PathValue, Section
 from upcycle.options.convert import ConvertOptions
 from upcycle.options.evaluate import EvaluateOptions
 from upcycle.options.export import ExportOptions
-from upcycle.options.stage import StageOptions
 from upcycle.options.train import TrainOptions
 
 
@@ -29,12 +28,5 @@ class Recipe(Section):
     @property
     def texts(self) -> list[Path]:
         """Every file or folder of text that the recipe reads."""
-        trained_on = () if self.train is None else self.train.data.sources
-        own = (source.path for source in trained_on)
-        return [*_texts(self.export), *_texts(self.convert), *own, *_texts(self.evaluate)]
-
-
-def _texts(options: StageOptions | None) -> list[Path]:
-    """The files and folders of text that a section names."""
-    named = [] if options is None else [getattr(options, name) for name in options.texts()]
-    return [path for paths in named for path in paths if str(path) != BUILTIN]
+        sections = (self.export, self.convert, self.train, self.evaluate)
+        return [path for section in sections if section is not None for path in section.texts]
