@@ -27,7 +27,7 @@ from upcycle.options.export import ExportOptions
 from upcycle.options.stage import StageOptions
 from upcycle.options.train import TrainOptions
 from upcycle.pipeline.convert_stage import option_changes
-from upcycle.recipe.commands import convert_command
+from upcycle.pipeline.training import advised_convert
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe
 
@@ -168,7 +168,7 @@ def taken(name: str, model: type[StageOptions], arguments: list[str]) -> StageOp
 def test_the_advised_command_says_every_option(tmp_path: Path) -> None:
     document = {"source": "s", "output": "o", "convert": ASKED["convert"]}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(document))
-    command = convert_command(load_recipe(tmp_path / "r.yaml"))
+    command = advised_convert(load_recipe(tmp_path / "r.yaml"))
     assert all(ConvertOptions.flag(name) in command for name in ASKED["convert"])
     assert "--max-shard-size 5000000000" in command
 
