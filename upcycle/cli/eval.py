@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from upcycle.cli.arguments import Overwrite, Source
-from upcycle.cli.comparison import print_comparison
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.findings import print_comparison
 from upcycle.options.evaluate import DEFAULTS, EvaluateOptions
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from upcycle.recipe.schema import Recipe
 
 _EPILOG = "Example: upcycle eval recipes/demo-source out --out out-report --prompt 'def main('"
 
@@ -53,6 +51,7 @@ def eval_command(
     check_output(out, overwrite=overwrite, inputs=inputs)
 
     from upcycle.evaluation.compare import evaluate
+    from upcycle.pipeline.shared import training_log
 
     with console.progress() as watch:
         comparison = evaluate(source, candidates, options, watch=watch)
@@ -63,7 +62,7 @@ def eval_command(
             for model, folder in zip(comparison.models, (source, *candidates), strict=True)
         },
         command=_command_line(source, candidates, out, recipe, options, given),
-        training_log=_training_log(loaded),
+        training_log=training_log(loaded) if loaded else None,
     )
     with staged(out, overwrite=overwrite, inputs=inputs) as folder:
         write_report(document, folder)
@@ -76,15 +75,6 @@ def eval_command(
         "warnings": document.warnings,
     }
     return Outcome(found, comparison.passed)
-
-
-def _training_log(recipe: "Recipe | None") -> Path | None:
-    """The log of the recipe's uptraining, where it has run."""
-    from upcycle.recipe.layout import Layout
-    from upcycle.training.log import LOG_NAME
-
-    log = Layout(recipe).training / LOG_NAME if recipe else None
-    return log if log and log.is_file() else None
 
 
 def _command_line(

@@ -10,6 +10,7 @@ import typer
 from upcycle import stopping
 from upcycle.cli.arguments import Overrides, RecipeFile
 from upcycle.cli.console import Console, Outcome, command, launcher
+from upcycle.cli.findings import print_comparison
 
 
 @command("run", together=True, epilog="Example: upcycle run recipes/demo.yaml")
@@ -54,7 +55,6 @@ def run_recipe(
         )
     )
 
-    from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
     from upcycle.pipeline.training import join
     from upcycle.report.render import HTML_NAME
