@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 EXIT_CHECK_FAILED = 1
 EXIT_OUR_BUG = 70
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+_SHARED = {
+    "json_": typer.Option("--json", help="Print one JSON object on stdout."),
+    "quiet": typer.Option("--quiet", help="Print nothing but errors."),
+    "debug": typer.Option("--debug", help="Show the traceback of an error."),
+}
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,11 @@ class Console:
 
     def table(self, header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
         """Print rows in aligned columns, the first to the left and the others to the right."""
-        cells = [list(header), *[list(row) for row in rows]]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-        for row in cells:
-            first, *rest = [
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            self.print("  ".join([first, *rest]).rstrip())
+        table = [header, *rows]
+        first, *others = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for name, *cells in table:
+            aligned = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
+            self.print("  ".join([name.ljust(first), *aligned]).rstrip())
 
     @contextmanager
     def progress(self) -> "Iterator[Watcher]":
@@ -124,12 +123,8 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
                 for each in (models[p.name].parameters() if p.name in models else [p])
             ),
             *(
-                inspect.Parameter(option, keyword, default=False, annotation=kind)
-                for option, kind in (
-                    ("json_", JsonOption),
-                    ("quiet", QuietOption),
-                    ("debug", DebugOption),
-                )
+                inspect.Parameter(name, keyword, default=False, annotation=Annotated[bool, option])
+                for name, option in _SHARED.items()
             ),
         ]
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
