@@ -1,8 +1,9 @@
 """`upcycle eval`: source and candidates on the same held-out text."""
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +11,6 @@ from upcycle.cli.arguments import Overwrite, Source
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.cli.findings import print_comparison
 from upcycle.options.evaluate import DEFAULTS, EvaluateOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 _EPILOG = "Example: upcycle eval recipes/demo-source out --out out-report --prompt 'def main('"
 
@@ -83,7 +81,7 @@ def _command_line(
     out: Path,
     recipe: Path | None,
     options: EvaluateOptions,
-    given: "Collection[str]",
+    given: Collection[str],
 ) -> str:
     """The command that makes the report again, with the options that were given."""
     words = ["upcycle", "eval", source, *candidates, "--out", str(out)]

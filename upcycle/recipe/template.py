@@ -21,36 +21,30 @@ def recipe_text(values: Mapping[str, Any], notes: Mapping[str, str]) -> str:
         values: what the recipe says, as nested mappings; sections that are not there are comments.
         notes: what else there is to say about a value, by its dotted key.
     """
-    return "\n".join(_section(Recipe, values, notes, "", 0)) + "\n"
+    return "\n".join(_section(Recipe, values, notes, "")) + "\n"
 
 
 def _section(
-    model: type[BaseModel],
-    values: Mapping[str, Any] | None,
-    notes: Mapping[str, str],
-    prefix: str,
-    depth: int,
+    model: type[BaseModel], values: Mapping[str, Any], notes: Mapping[str, str], prefix: str
 ) -> Iterator[str]:
     """The lines of a section; one without values is a comment as a whole."""
-    indent = "  " * depth
+    indent = "  " * prefix.count(".")
     for key, field in model.model_fields.items():
         dotted = f"{prefix}{key}"
         is_list = get_origin(field.annotation) is tuple  # which has its sections on one line
         below = None if is_list else section_in(field.annotation)
-        if depth == 0 and below is not None:
+        if not prefix and below is not None:
             yield ""
         about = " ".join(filter(None, [field.description, notes.get(dotted)]))
         for line in textwrap.wrap(" ".join(about.split()), _WIDTH - len(indent)):
             yield f"{indent}# {line}"
-        is_given = values is not None and key in values
+        is_given = key in values
         if below is not None:
-            given = values.get(key) if values is not None else None
             hidden = "" if is_given else "# "
             yield f"{indent}{hidden}{key}:"
-            lines = _section(below, given, notes, f"{dotted}.", depth + 1)
+            lines = _section(below, values.get(key, {}), notes, f"{dotted}.")
             yield from lines if is_given else map(_commented, lines)
         elif is_given:
-            assert values is not None
             yield f"{indent}{key}: {_plain(values[key])}"
         else:
             yield f"{indent}# {key}: {_plain(_default(field))}"
