@@ -261,7 +261,7 @@ def test_a_value_that_is_not_possible_is_refused_in_three_lines(
         ("convert", "--grouping", "by age", "unknown grouping 'by age'"),
         ("convert", "--max-shard-size", "much", "'much' is not a memory size"),
         ("export", "--kv-cache", "paged", "unknown kv-cache 'paged'"),
-        ("export", "--context", "40", "context 40 is no positive multiple of 32"),
+        ("export", "--context", "40", "context 40 is not a positive multiple of 32"),
         ("eval", "--dtype", "int8", "unknown dtype 'int8'"),
     ],
 )
@@ -281,7 +281,7 @@ def test_a_command_names_the_flag(command: str, option: str, value: str, what: s
         ("convert.max_shard_size", "much", "'much' is not a memory size; write it as 80GiB"),
         ("convert.strict", "3", "should be a valid boolean, not 3"),
         ("evaluate.dtype", "int8", "should be 'float32', 'bfloat16' or 'float16', not 'int8'"),
-        ("export.context", "40", "context 40 is no positive multiple of 32; pass 32"),
+        ("export.context", "40", "context 40 is not a positive multiple of 32; pass 32"),
     ],
 )
 def test_a_recipe_names_the_key(tiny: TinyPipeline, key: str, value: str, what: str) -> None:

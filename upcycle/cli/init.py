@@ -24,7 +24,9 @@ def init_command(
     ] = None,
     kv_heads: Annotated[
         int | None,
-        typer.Option("--kv-heads", help="KV heads to make; else about a quarter of the source's."),
+        typer.Option(
+            "--kv-heads", help="KV heads to make. [default: about a quarter of the source's]"
+        ),
     ] = None,
     text: Annotated[
         list[Path] | None,
@@ -34,7 +36,7 @@ def init_command(
         bool, typer.Option("--demo", help="Write the demo's recipes, checkpoint and text instead.")
     ] = False,
 ) -> Outcome:
-    """Write a recipe for a checkpoint of your own into DIR, with every key explained."""
+    """Write a recipe for your own checkpoint into DIR, with every key explained."""
     if demo:
         if source is not None or kv_heads is not None or text:
             raise PlanError(

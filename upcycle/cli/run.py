@@ -22,7 +22,7 @@ def run_command(
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace what other commands or another recipe made there, trained or not.",
+            help="Replace what other commands or another recipe made there, even if trained.",
         ),
     ] = False,
 ) -> Outcome:

@@ -19,7 +19,7 @@ class MergeOptions(StageOptions):
     calibration: Annotated[tuple[PathValue, ...], Field(strict=False)] = ()
     """Text to measure on: a file, a folder, or builtin for the package's own."""
     calibration_tokens: Positive = 32_768
-    """Tokens of it to use, in sequences of 512."""
+    """Tokens of that text to use, in sequences of 512."""
     refine: NonNegative = 0
     """Optimiser steps that fit each layer's new attention to the source's on that text."""
     grouping: Literal["contiguous", "search"] = "contiguous"

@@ -1,6 +1,6 @@
 """How far each number of KV heads moves a model's outputs, without training, beside what it saves.
 
-Drift is no loss of quality: uptraining heals most of it, and two models of one quality may be far
+Drift is not loss of quality: uptraining heals most of it, and two models of one quality may be far
 apart. It ranks choices and finds the layer where a conversion begins to hurt.
 """
 
