@@ -1,7 +1,6 @@
 """`upcycle eval`: source and candidates on the same held-out text."""
 
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -53,13 +52,16 @@ def eval_command(
 
     with console.progress() as watch:
         comparison = evaluate(source, candidates, options, watch=watch)
+    again = ["upcycle", "eval", source, *candidates, "--out", str(out)]
+    again += ["--recipe", str(recipe)] if recipe else []
+    again += options.words({*given, "device", "dtype"})
     document = build_report(
         comparison,
         folders={
             model.label: resolve(folder)
             for model, folder in zip(comparison.models, (source, *candidates), strict=True)
         },
-        command=_command_line(source, candidates, out, recipe, options, given),
+        command=shlex.join(again),
         training_log=training_log(loaded) if loaded else None,
     )
     with staged(out, overwrite=overwrite, inputs=inputs) as folder:
@@ -73,18 +75,3 @@ def eval_command(
         "warnings": document.warnings,
     }
     return Outcome(found, comparison.passed)
-
-
-def _command_line(
-    source: str,
-    candidates: list[str],
-    out: Path,
-    recipe: Path | None,
-    options: EvaluateOptions,
-    given: Collection[str],
-) -> str:
-    """The command that makes the report again, with the options that were given."""
-    words = ["upcycle", "eval", source, *candidates, "--out", str(out)]
-    if recipe:
-        words += ["--recipe", str(recipe)]
-    return shlex.join([*words, *options.words({*given, "device", "dtype"})])
