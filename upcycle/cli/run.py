@@ -43,6 +43,9 @@ def run_recipe(
         recipe: its file.
         overrides: `section.key=value` strings.
         overwrite: see `run`.
+
+    Raises:
+        UpcycleError: as for `load_recipe` and `run`.
     """
     from upcycle.recipe.loading import load_recipe
 

@@ -127,6 +127,11 @@ class _Accumulated:
         self.whole += source.square().sum().item()
 
     def result(self) -> Difference:
+        """What the sums say.
+
+        Raises:
+            EvaluationError: an output was not finite.
+        """
         if not math.isfinite(self.moved + self.whole):
             raise EvaluationError(
                 "outputs are not finite",
