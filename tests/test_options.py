@@ -17,7 +17,7 @@ from upcycle.checkpoint.manifest import read_manifest
 from upcycle.cli.app import app
 from upcycle.cli.flags import Only, flagged, flags_of
 from upcycle.errors import EvaluationError, ExportError, PlanError, TrainingError
-from upcycle.evaluation.margins import MARGINS
+from upcycle.evaluation.results import MARGINS
 from upcycle.models.comparable import DTYPES
 from upcycle.options.attention_forms import FORMS
 from upcycle.options.base import Dtype

@@ -14,12 +14,10 @@ from upcycle.cli.arguments import BatchedTokens, HtmlFile, KvDtype
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.cache_dtype import asked_dtype
-from upcycle.kvcache.capacity import Fit, fit_requests
-from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens
+from upcycle.kvcache.capacity import Fit, fit_requests, parse_lengths
+from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens, serving_line
 from upcycle.kvcache.devices import Device, device_named, devices
 from upcycle.kvcache.layout import cache_layout, config_of
-from upcycle.kvcache.lengths import parse_lengths
-from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.weights import Weights, bytes_by_dtype, weights_of
 from upcycle.report.capacity_page import (

@@ -13,7 +13,7 @@ from upcycle.cli.flags import Explained
 from upcycle.conversion.measured import MeasuredLayer, measured_layers
 from upcycle.errors import warn
 from upcycle.heads.methods import get_method, method_help
-from upcycle.kvcache.parallel import serving_line
+from upcycle.kvcache.deployment import serving_line
 from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Copy
 

@@ -7,7 +7,7 @@ from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.cli.flags import Only
 from upcycle.errors import warn
 from upcycle.heads.methods import get_method
-from upcycle.kvcache.parallel import serving_line
+from upcycle.kvcache.deployment import serving_line
 from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Attention, plan

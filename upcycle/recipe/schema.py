@@ -5,7 +5,7 @@ Frozen, typed, and closed: an unknown key is an error.
 
 from pathlib import Path
 
-from upcycle.checkpoint.marks import REPORT_NAME
+from upcycle.checkpoint.manifest import REPORT_NAME
 from upcycle.options.base import PathValue, Section
 from upcycle.options.convert import ConvertOptions
 from upcycle.options.evaluate import EvaluateOptions
