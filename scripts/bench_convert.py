@@ -43,7 +43,7 @@ import json, sys
 from pathlib import Path
 import torch
 from upcycle.checkpoint.headers import TensorSpec
-from upcycle.checkpoint.sharding import shard_name, split_by_size
+from upcycle.checkpoint.writer import shard_name, split_by_size
 from upcycle.checkpoint.writer import ShardLayout, ShardWriter, tensor_chunks, write_index
 folder, config, tensors, count = Path(sys.argv[1]), *map(json.loads, sys.argv[2:])
 specs = [TensorSpec(name, "BF16", tuple(shape)) for name, shape in tensors]

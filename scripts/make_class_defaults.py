@@ -17,14 +17,14 @@ from typing import Any
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from upcycle.families import convertible, extra_attention, family, qk_norms, states, windows
+from upcycle.families import cached, convertible, extra_attention, family, qk_norms
 from upcycle.families.class_config import DATA
 from upcycle.families.lookup import LAYOUTS
 from upcycle.families.retargets import gpt2, gpt_neox, gptj, opt, rule
 from upcycle.families.retargets.rules import RETARGETS
 from upcycle.planning import planner
 
-FAMILY_MODULES = (*LAYOUTS, extra_attention, family, planner, qk_norms, states, windows)
+FAMILY_MODULES = (*LAYOUTS, cached, extra_attention, family, planner, qk_norms)
 RETARGET_MODULES = (gpt2, gpt_neox, gptj, opt, rule)
 ROTARY = "partial_rotary_factor"
 

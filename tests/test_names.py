@@ -7,8 +7,8 @@ from pathlib import Path
 import upcycle
 
 PACKAGE = Path(upcycle.__file__).parent
-# A command and the words that stand for it in a recipe; the entry point and what it runs.
-MEANT = {"convert_command", "main"}
+# The entry point and what it runs.
+MEANT = {"main"}
 
 
 def defined_twice(folder: Path) -> dict[str, list[str]]:

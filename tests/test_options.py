@@ -17,7 +17,7 @@ from upcycle.checkpoint.manifest import read_manifest
 from upcycle.cli.app import app
 from upcycle.cli.flags import Only, flagged, flags_of
 from upcycle.errors import EvaluationError, ExportError, PlanError, TrainingError
-from upcycle.evaluation.margins import MARGINS
+from upcycle.evaluation.results import MARGINS
 from upcycle.models.comparable import DTYPES
 from upcycle.options.attention_forms import FORMS
 from upcycle.options.base import Dtype
@@ -27,7 +27,7 @@ from upcycle.options.export import ExportOptions
 from upcycle.options.stage import StageOptions
 from upcycle.options.train import TrainOptions
 from upcycle.pipeline.convert_stage import option_changes
-from upcycle.recipe.commands import convert_command
+from upcycle.pipeline.training import advised_convert
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe
 
@@ -170,7 +170,7 @@ def taken(name: str, model: type[StageOptions], arguments: list[str]) -> StageOp
 def test_the_advised_command_says_every_option(tmp_path: Path) -> None:
     document = {"source": "s", "output": "o", "convert": ASKED["convert"]}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(document))
-    command = convert_command(load_recipe(tmp_path / "r.yaml"))
+    command = advised_convert(load_recipe(tmp_path / "r.yaml"))
     assert all(ConvertOptions.flag(name) in command for name in ASKED["convert"])
     assert "--max-shard-size 5000000000" in command
 
@@ -263,7 +263,7 @@ def test_a_value_that_is_not_possible_is_refused_in_three_lines(
         ("convert", "--grouping", "by age", "unknown grouping 'by age'"),
         ("convert", "--max-shard-size", "much", "'much' is not a memory size"),
         ("export", "--kv-cache", "paged", "unknown kv-cache 'paged'"),
-        ("export", "--context", "40", "context 40 is no positive multiple of 32"),
+        ("export", "--context", "40", "context 40 is not a positive multiple of 32"),
         ("eval", "--dtype", "int8", "unknown dtype 'int8'"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_command_names_the_flag(command: str, option: str, value: str, what: s
         ("convert.max_shard_size", "much", "'much' is not a memory size; write it as 80GiB"),
         ("convert.strict", "3", "should be a valid boolean, not 3"),
         ("evaluate.dtype", "int8", "should be 'float32', 'bfloat16' or 'float16', not 'int8'"),
-        ("export.context", "40", "context 40 is no positive multiple of 32; pass 32"),
+        ("export.context", "40", "context 40 is not a positive multiple of 32; pass 32"),
     ],
 )
 def test_a_recipe_names_the_key(tiny: TinyPipeline, key: str, value: str, what: str) -> None:

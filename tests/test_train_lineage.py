@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.pipeline_runs import TinyPipeline, call, tiny_pipeline
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_file, read_manifest
-from upcycle.recipe.commands import convert_command
+from upcycle.pipeline.training import advised_convert
 from upcycle.recipe.loading import load_recipe
 from upcycle.training.log import read_log
 
@@ -126,7 +126,7 @@ def test_the_advised_command_makes_what_the_recipe_asks_for(tiny: TinyPipeline) 
     }
     tiny.recipe.write_text(yaml.safe_dump(document))
     recipe = load_recipe(tiny.recipe)
-    command = convert_command(recipe)
+    command = advised_convert(recipe)
     assert f"run `{command}`" in refusal(tiny)
     assert shlex.split(command)[4:] == [
         *("--kv-heads", "2", "--calibration", str(text), "--calibration", "builtin"),

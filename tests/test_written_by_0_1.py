@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from upcycle.checkpoint.lineage import origin_of
-from upcycle.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from upcycle.checkpoint.marks import made_here
+from upcycle.checkpoint.manifest import MANIFEST_NAME, made_here, read_manifest
 from upcycle.conversion.measured import measured_layers
 from upcycle.errors import EvaluationError, TrainingError
 from upcycle.evaluation.results import Comparison

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from upcycle.checkpoint.manifest import write_manifest
-from upcycle.checkpoint.marks import made_here
+from upcycle.checkpoint.manifest import made_here, write_manifest
 
 SIGNED = json.dumps({"versions": {"upcycle": "0.1.0"}})
 FOREIGN = [

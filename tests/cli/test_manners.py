@@ -18,6 +18,7 @@ from tests.families.retarget_sources import source_checkpoint
 from tests.tiny import tiny_checkpoint
 from upcycle.cli import demo as _demo  # noqa: F401 - registers the command
 from upcycle.cli.app import COMMANDS, app
+from upcycle.cli.init import DEMO, shipped_recipes
 from upcycle.cli.progress_lines import line_of, progress_lines
 from upcycle.errors import RecipeError
 from upcycle.options import convert, evaluate, export, train
@@ -25,7 +26,6 @@ from upcycle.options.base import Section
 from upcycle.progress import Progress
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe
-from upcycle.recipe.shipped import DEMO, shipped_recipes
 from upcycle.recipe.template import recipe_text
 from upcycle.version import __version__
 

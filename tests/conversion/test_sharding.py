@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny import convert, tiny_checkpoint
 from upcycle.checkpoint.reader import INDEX_FILE, SINGLE_FILE, Checkpoint
-from upcycle.checkpoint.sharding import shard_name, split_by_size
+from upcycle.checkpoint.writer import shard_name, split_by_size
 from upcycle.cli.app import main
 from upcycle.conversion.verify import verify
 from upcycle.errors import PlanError

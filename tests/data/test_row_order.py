@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upcycle.data.order import batch_rows, micro_batch, order
+from upcycle.data.packing import batch_rows, micro_batch, order
 
 
 @given(st.integers(1, 50), st.integers(0, 2**40), st.integers(0, 1000))

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from tests.tiny import byte_tokenizer, tiny_model
 from upcycle.errors import EvaluationError
-from upcycle.evaluation.continuations import continuation, first_divergence, repetition
+from upcycle.evaluation.compare import continuation, first_divergence, repetition
 from upcycle.models.generation import greedy_tokens
 
 TOKENIZER = byte_tokenizer()

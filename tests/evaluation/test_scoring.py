@@ -6,8 +6,7 @@ import torch
 from tests.tiny import tiny_model
 from upcycle.data.windows import EvalRow
 from upcycle.errors import EvaluationError
-from upcycle.evaluation.batches import batch_size_for, make_batches
-from upcycle.evaluation.scoring import score_pair, whole_batches
+from upcycle.evaluation.scoring import batch_size_for, make_batches, score_pair, whole_batches
 
 LENGTHS = [31, 7, 2, 19, 31, 12]
 

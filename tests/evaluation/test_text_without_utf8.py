@@ -18,8 +18,7 @@ import upcycle.cli.run
 import upcycle.cli.sweep
 import upcycle.cli.train  # noqa: F401 - registers the command
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.manifest import read_manifest
-from upcycle.checkpoint.marks import REPORT_NAME
+from upcycle.checkpoint.manifest import REPORT_NAME, read_manifest
 from upcycle.cli.app import app
 from upcycle.errors import OutputError
 from upcycle.report.render import HTML_NAME, MARKDOWN_NAME

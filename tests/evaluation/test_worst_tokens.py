@@ -5,8 +5,7 @@ import torch
 
 from tests.tiny import byte_tokenizer
 from upcycle.data.windows import EvalRow
-from upcycle.evaluation.batches import Batch, make_batches
-from upcycle.evaluation.scoring import score_pair
+from upcycle.evaluation.scoring import Batch, make_batches, score_pair
 from upcycle.evaluation.statistics import worst_tokens
 
 TOKENIZER = byte_tokenizer()

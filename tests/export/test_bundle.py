@@ -16,7 +16,7 @@ from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import OutputError
 from upcycle.export.bundle import staged_bundle, write_bundle
 from upcycle.program.graph import METADATA_KEY
-from upcycle.program.hashes import bundle_folder
+from upcycle.program.noted import bundle_folder
 
 MANIFEST = {
     "source": {"config.json": "x"},

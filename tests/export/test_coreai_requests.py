@@ -65,7 +65,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("model.aimodel", {"dtype": "int8"}, "unknown dtype 'int8'"),
         ("model.aimodel", {"attention": "sdpa"}, "unknown attention 'sdpa'"),
         ("model.aimodel", {"kv_cache": "paged"}, "unknown kv-cache 'paged'"),
-        ("model.aimodel", {"context": 0}, "context 0 is no positive multiple of 32"),
+        ("model.aimodel", {"context": 0}, "context 0 is not a positive multiple of 32"),
         ("model.aimodel", {"context": 64, "prefill": 64}, "prefill 64 is not between 2 and"),
         ("model.aimodel", {"quantize": "int8"}, "assets have no --quantize"),
         ("model.aimodel", {"untie": True}, "assets have no --untie"),

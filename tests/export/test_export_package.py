@@ -144,8 +144,8 @@ def test_unexpected_copies_are_caught(exported: ExportResult) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 33}, "context 33 is no positive multiple of 32"),
-        ({"context": 0}, "context 0 is no positive multiple of 32"),
+        ({"context": 33}, "context 33 is not a positive multiple of 32"),
+        ({"context": 0}, "context 0 is not a positive multiple of 32"),
         ({"context": 160}, "context 160 is more than the model's 128 positions"),
         ({"prefill": 64, "context": 64}, "prefill 64 is not between 2 and the context of 64"),
         ({"prefill": 1}, "prefill 1 is not between 2 and the context of 512"),

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from upcycle.parity.logits import compare_logits, shaky_positions
-from upcycle.parity.results import Arithmetic
-from upcycle.parity.rules import LIMITS, TYPICAL, rules
+from upcycle.parity.results import LIMITS, TYPICAL, Arithmetic, rules
 
 POSITIONS, VOCABULARY = 20, 50
 

@@ -20,6 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tests.tiny import BASE, convert
 from upcycle.errors import FamilyError
 from upcycle.families import convertible, shape_of
+from upcycle.families.latent import FAMILIES as FAMILIES_WITH_LATENT
 from upcycle.families.refused import REFUSALS, refusal
 from upcycle.families.retargets.rules import RETARGETS
 
@@ -52,6 +53,11 @@ def test_no_model_type_has_two_answers() -> None:
     refused = [name for found in REFUSALS for name in found.model_types]
     assert len(refused) == len(set(refused))
     assert not set(refused) & ANSWERED
+
+
+def test_what_caches_a_latent_is_refused_by_name() -> None:
+    (latent,) = [found for found in REFUSALS if "kv_lora_rank" in found.keys]
+    assert {family.model_type for family in FAMILIES_WITH_LATENT} <= set(latent.model_types)
 
 
 def test_refused_model_types_exist() -> None:

@@ -11,7 +11,7 @@ from tests.tiny import tiny_checkpoint
 
 MODULE = """
 from upcycle.families import FAMILIES, Family
-from upcycle.families.windows import Windows, all_but_last_of
+from upcycle.families.cached import Windows, all_but_last_of
 
 FAMILIES.add("elsewhere")(
     Family(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from upcycle.heads.copies import clean_groups, within_copies
+from upcycle.heads.blocks import clean_groups, within_copies
 
 HEADS, WIDTH, HIDDEN = 4, 6, 40
 

@@ -13,7 +13,7 @@ from upcycle.cli import plan as _plan  # noqa: F401 - registers the command
 from upcycle.cli import predict as _predict  # noqa: F401
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.cache_dtype import CACHE_DTYPES, cache_dtype
-from upcycle.kvcache.parallel import tensor_parallel
+from upcycle.kvcache.deployment import tensor_parallel
 
 MERGED = "already multi-query: nothing to merge"
 

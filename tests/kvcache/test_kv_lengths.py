@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from tests.kvcache.published import DEEPSEEK_V2
 from upcycle.attention import AttentionShape, Rope
 from upcycle.errors import UpcycleError
-from upcycle.kvcache.capacity import fit_requests
+from upcycle.kvcache.capacity import fit_requests, parse_lengths
 from upcycle.kvcache.deployment import Deployment
 from upcycle.kvcache.devices import device_named, devices
 from upcycle.kvcache.layout import CacheLayout, cache_layout
-from upcycle.kvcache.lengths import parse_lengths
 from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.weights import Weights
 

@@ -6,7 +6,7 @@ process gets equally many full micro-batches at every step, and no epoch ends fo
 
 import pytest
 
-from upcycle.data.order import batch_rows, micro_batch
+from upcycle.data.packing import batch_rows, micro_batch
 
 
 @pytest.mark.parametrize("num_rows", [7, 9, 64])

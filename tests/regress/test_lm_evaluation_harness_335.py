@@ -8,8 +8,7 @@ import torch
 
 from tests.tiny import tiny_model
 from upcycle.data.windows import EvalRow
-from upcycle.evaluation.batches import make_batches
-from upcycle.evaluation.scoring import one_by_one, score_pair, whole_batches
+from upcycle.evaluation.scoring import make_batches, one_by_one, score_pair, whole_batches
 
 
 def rows() -> list[EvalRow]:

@@ -8,8 +8,7 @@ import weakref
 import torch
 
 from upcycle.data.windows import EvalRow
-from upcycle.evaluation.batches import Batch, make_batches
-from upcycle.evaluation.scoring import Forward, score_pair
+from upcycle.evaluation.scoring import Batch, Forward, make_batches, score_pair
 
 VOCABULARY, LENGTH, WINDOWS = 50_000, 20, 24
 

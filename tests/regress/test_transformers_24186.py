@@ -11,7 +11,7 @@ import pytest
 from tests.training.runs import tiny_run
 from upcycle.progress import Progress
 from upcycle.training.log import read_log
-from upcycle.training.schedule import learning_rate
+from upcycle.training.step import learning_rate
 
 
 class StoppedError(Exception):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.example import document, example, typed
 from tests.tiny import convert, tiny_checkpoint
-from upcycle.checkpoint.marks import REPORT_NAME
+from upcycle.checkpoint.manifest import REPORT_NAME
 from upcycle.pages.formatting import MISSING
 from upcycle.report.build import build_report, read_training_log
 from upcycle.report.render import HTML_NAME, MARKDOWN_NAME, write_report

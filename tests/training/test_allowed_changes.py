@@ -15,7 +15,7 @@ from upcycle.checkpoint.manifest import hash_file
 from upcycle.errors import TrainingError
 from upcycle.training.changes import allowed_keys
 from upcycle.training.log import read_log
-from upcycle.training.schedule import learning_rate
+from upcycle.training.step import learning_rate
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 

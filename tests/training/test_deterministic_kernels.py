@@ -2,7 +2,7 @@
 
 import torch
 
-from upcycle.training.kernels import deterministic
+from upcycle.training.step import deterministic
 
 
 def test_a_gpu_is_asked_strictly_and_the_setting_restored() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from upcycle.options.train import TrainOptions
-from upcycle.training.schedule import learning_rate
+from upcycle.training.step import learning_rate
 
 
 def recipe(**changes: Any) -> TrainOptions:

@@ -13,8 +13,7 @@ from tests.training.runs import TinyRun, tiny_run
 from tests.training.test_chat_training import TEMPLATE
 from tests.training.test_several_processes import finish, recipe_file, start
 from upcycle.checkpoint.manifest import hash_file
-from upcycle.data.order import batch_rows
-from upcycle.data.packing import IGNORED
+from upcycle.data.packing import IGNORED, batch_rows
 from upcycle.errors import DataError
 from upcycle.training.facts import check_text, training_rows
 from upcycle.training.log import read_log

@@ -1,10 +1,14 @@
-"""`upcycle.json`: what made a folder. The same inputs give the same bytes."""
+"""`upcycle.json`: what made a folder, and what shows that it is ours.
+
+The same inputs give the same bytes.
+"""
 
 import hashlib
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -220,3 +224,53 @@ def hash_folder(folder: Path, known: Mapping[str, str] | None = None) -> dict[st
             name = relative.as_posix()
             hashes[shown(name)] = (known or {}).get(name) or hash_file(path)
     return hashes
+
+
+_NAME = "upcycle"
+REPORT_NAME = "report.json"
+_DOCUMENTS = (MANIFEST_NAME, REPORT_NAME)  # a report of `eval` has no manifest beside it
+_SPECIFICATION = Path("Data", "com.apple.CoreML", "model.mlmodel")
+# A Core ML package notes the manifest in its specification's metadata, a protobuf map: the key, the
+# length of the value, the value. What follows that is not text.
+_NOTED = re.compile(rb"\n\x07upcycle\x12[\x80-\xff]*[\x00-\x7f](\{.*)", re.DOTALL)
+_MOST_BYTES = 1 << 26  # of a file that is read here
+
+
+def made_here(path: Path) -> bool:
+    """Whether a path is an empty folder, or one in which our manifest or report lies.
+
+    The name of a file shows nothing: what stands in it must say that this package wrote it.
+    """
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return False
+        return not any(path.iterdir()) or any(map(_is_signed, _documents(path)))
+    except OSError:  # what cannot be read shows nothing either
+        return False
+
+
+def _documents(folder: Path) -> Iterator[str]:
+    """Where a folder may say what made it."""
+    for name in (*_DOCUMENTS, _SPECIFICATION):
+        path = folder / name
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            continue
+        content = path.read_bytes()
+        if name == _SPECIFICATION:
+            noted = _NOTED.search(content)
+            content = noted[1] if noted else b""
+        yield content.decode("utf-8", errors="replace")
+
+
+class _Signed(ManifestPart):
+    """What all documents of ours note: the versions of what made them."""
+
+    versions: Texts
+
+
+def _is_signed(text: str) -> bool:
+    """Whether a text begins with a document of ours."""
+    try:
+        return _NAME in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
+    except (ValueError, RecursionError):
+        return False

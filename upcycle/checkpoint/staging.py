@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from safetensors import SafetensorError
 
 from upcycle import stopping
-from upcycle.checkpoint.marks import made_here
+from upcycle.checkpoint.manifest import made_here
 from upcycle.errors import OutputError
 from upcycle.utf8 import shown
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from upcycle.checkpoint.headers import TensorSpec, header_bytes
-from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
+from upcycle.checkpoint.reader import INDEX_FILE, SINGLE_FILE, Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 _CHUNK = 1 << 18  # a longer write takes the kernel longer per byte: it looks for larger pages
 _TORCH_DTYPES = {
@@ -133,3 +134,27 @@ def tensor_chunks(tensor: "Tensor", dtype: str) -> Iterator[memoryview]:
 
     stored = tensor.detach().to("cpu", getattr(torch, _TORCH_DTYPES[dtype])).contiguous()
     yield stored.reshape(-1).view(torch.uint8).numpy().data
+
+
+def split_by_size(sizes: Sequence[int], limit: int) -> list[slice]:
+    """Fill one file after another in order; what is larger than the limit gets a file of its own.
+
+    Args:
+        sizes: bytes of each tensor.
+        limit: the most bytes of tensors in a file; its header is not counted.
+    """
+    parts, begin, filled = [], 0, 0
+    for position, size in enumerate(sizes):
+        if position > begin and filled + size > limit:
+            parts.append(slice(begin, position))
+            begin, filled = position, 0
+        filled += size
+    return [*parts, slice(begin, len(sizes))]
+
+
+def shard_name(position: int, count: int) -> str:
+    """The name of file `position` (from 0) of `count`."""
+    if count == 1:
+        return SINGLE_FILE
+    stem, suffix = SINGLE_FILE.split(".")
+    return f"{stem}-{position + 1:05}-of-{count:05}.{suffix}"

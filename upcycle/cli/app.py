@@ -37,7 +37,7 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = []
-        for name in self.list_commands(ctx):
+        for name in COMMANDS:
             found = self.get_command(ctx, name)
             assert found is not None
             rows.append((name, (found.help or "").split("\n\n", maxsplit=1)[0]))

@@ -32,7 +32,7 @@ BatchedTokens = Annotated[
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A .yaml or .py recipe.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="section.key=value", help="Values instead of the recipe's."),
+    typer.Argument(metavar="section.key=value", help="Values that replace the recipe's."),
 ]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Also write the result as one HTML page.")

@@ -14,12 +14,10 @@ from upcycle.cli.arguments import BatchedTokens, HtmlFile, KvDtype
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import UpcycleError
 from upcycle.kvcache.cache_dtype import asked_dtype
-from upcycle.kvcache.capacity import Fit, fit_requests
-from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens
+from upcycle.kvcache.capacity import Fit, fit_requests, parse_lengths
+from upcycle.kvcache.deployment import BLOCK, Deployment, default_batched_tokens, serving_line
 from upcycle.kvcache.devices import Device, device_named, devices
 from upcycle.kvcache.layout import cache_layout, config_of
-from upcycle.kvcache.lengths import parse_lengths
-from upcycle.kvcache.parallel import serving_line
 from upcycle.kvcache.recommendation import recommend
 from upcycle.kvcache.weights import Weights, bytes_by_dtype, weights_of
 from upcycle.report.capacity_page import (
@@ -59,12 +57,12 @@ def capacity_command(
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="How long requests are: 512:70,8192:30 (tokens:weight), or a file with a length "
-            "a line. [default: all as long as the context]"
+            help="How long requests are: 512:70,8192:30 (tokens:weight), or a file with one "
+            "length per line. [default: all as long as the context]"
         ),
     ] = None,
     kv_dtype: KvDtype = "bf16",
-    block: Annotated[int, typer.Option(help="Tokens of one cache block.")] = BLOCK,
+    block: Annotated[int, typer.Option(help="Tokens per cache block.")] = BLOCK,
     batched_tokens: BatchedTokens = None,
     weights: Annotated[
         str | None,
@@ -74,10 +72,10 @@ def capacity_command(
         ),
     ] = None,
     reserve: Annotated[
-        str, typer.Option(help="For activations and runtime, on all GPUs together.")
+        str, typer.Option(help="Memory for activations and runtime, summed over all GPUs.")
     ] = "0",
     utilization: Annotated[
-        float, typer.Option(help="Part of the GPU memory that may be used.")
+        float, typer.Option(help="The fraction of GPU memory that may be used.")
     ] = 1.0,
     batch: Annotated[
         int | None,
@@ -90,8 +88,8 @@ def capacity_command(
 ) -> Outcome:
     """Count how many requests fit with each number of KV heads, before any GPU is paid for.
 
-    A layer with a sliding window holds its window and a step of prefill, and a model with a latent
-    its latent.
+    A layer with a sliding window holds its window plus one step of prefill, and a model with a
+    latent holds its latent.
     """
     if html is not None:
         check_place(html, [Path(source)])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from upcycle.cli.arguments import Source
-from upcycle.cli.check_table import print_checks
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.findings import print_checks
 from upcycle.program.values import LARGEST_FP16
 
 if TYPE_CHECKING:

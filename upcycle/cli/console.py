@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,19 +19,17 @@ from upcycle.cli.app import HELP, app
 from upcycle.cli.flags import flags_of
 from upcycle.errors import UpcycleError, UpcycleWarning
 from upcycle.progress import Watcher, ignore
+from upcycle.training import team as started
 from upcycle.utf8 import shown, to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from upcycle.training.team import Team
 
 EXIT_CHECK_FAILED = 1
 EXIT_OUR_BUG = 70
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+_SHARED = {
+    "json_": typer.Option("--json", help="Print one JSON object on stdout."),
+    "quiet": typer.Option("--quiet", help="Print nothing but errors."),
+    "debug": typer.Option("--debug", help="Show the traceback of an error."),
+}
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,16 @@ class Console:
         if not (self.json or self.quiet):
             print(shown(text))
 
-    def table(self, header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print rows in aligned columns, the first to the left and the others to the right."""
-        cells = [list(header), *[list(row) for row in rows]]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-        for row in cells:
-            first, *rest = [
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            self.print("  ".join([first, *rest]).rstrip())
+        table = [header, *rows]
+        first, *others = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for name, *cells in table:
+            aligned = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
+            self.print("  ".join([name.ljust(first), *aligned]).rstrip())
 
     @contextmanager
-    def progress(self) -> "Iterator[Watcher]":
+    def progress(self) -> Iterator[Watcher]:
         """A watcher that stderr shows: a bar with rate and ETA in a terminal, else some lines."""
         if self.quiet:
             yield ignore
@@ -111,7 +106,7 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
 
             first = is_first_process()
             console = Console(json=json_ and first, quiet=quiet or not first)
-            team = _team() if together else None
+            team = started.team() if together else None
             code = _run(console, debug, call, team)
             raise typer.Exit(code if team is None else team.end(code))
 
@@ -124,12 +119,8 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
                 for each in (models[p.name].parameters() if p.name in models else [p])
             ),
             *(
-                inspect.Parameter(option, keyword, default=False, annotation=kind)
-                for option, kind in (
-                    ("json_", JsonOption),
-                    ("quiet", QuietOption),
-                    ("debug", DebugOption),
-                )
+                inspect.Parameter(name, keyword, default=False, annotation=Annotated[bool, option])
+                for name, option in _SHARED.items()
             ),
         ]
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -142,20 +133,17 @@ def command(name: str, *, together: bool = False, **settings: Any) -> Callable[.
     return register
 
 
-def _team() -> "Team | None":
-    from upcycle.training.team import team
-
-    return team()
-
-
-def _complain(text: str, team: "Team | None") -> None:
+def _complain(text: str, team: started.Team | None) -> None:
     """Print an error, but for one that the first process of a team tells already."""
     if team is None or team.is_first or not team.has_ended():
         print(text, file=sys.stderr)
 
 
 def _run(
-    console: Console, debug: bool, function: Callable[[], Outcome], team: "Team | None" = None
+    console: Console,
+    debug: bool,
+    function: Callable[[], Outcome],
+    team: started.Team | None = None,
 ) -> int:
     try:
         with _told_warnings(console) as told:
@@ -193,7 +181,7 @@ def _run(
 
 
 @contextmanager
-def _told_warnings(console: Console) -> "Iterator[list[str]]":
+def _told_warnings(console: Console) -> Iterator[list[str]]:
     """Print each of our warnings once, on stderr, and collect them."""
     told: list[str] = []
     with warnings.catch_warnings():
@@ -213,10 +201,8 @@ def _told_warnings(console: Console) -> "Iterator[list[str]]":
 
 
 def launcher() -> list[str]:
-    """The words that start this program again in as many processes."""
-    from upcycle.training.team import world_size
-
-    world, local = world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """The words that start this program again in as many started."""
+    world, local = started.world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if world == 1:
         return ["upcycle"]
     nodes = [f"--nnodes={world // local}"] if world > local else []

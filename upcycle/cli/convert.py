@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,14 +10,12 @@ from upcycle import stopping
 from upcycle.cli.arguments import Output, Overwrite, Source, extra_attention_lines
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.cli.flags import Explained
+from upcycle.conversion.measured import MeasuredLayer, measured_layers
 from upcycle.errors import warn
 from upcycle.heads.methods import get_method, method_help
-from upcycle.kvcache.parallel import serving_line
+from upcycle.kvcache.deployment import serving_line
 from upcycle.options.convert import ConvertOptions
 from upcycle.planning import Copy
-
-if TYPE_CHECKING:
-    from upcycle.conversion.measured import MeasuredLayer
 
 
 @command("convert", epilog="Example: upcycle convert recipes/demo-source out --kv-heads 2")
@@ -35,7 +33,6 @@ def convert_command(
     from upcycle.checkpoint.manifest import Manifest
     from upcycle.checkpoint.staging import staging_folder
     from upcycle.conversion.convert import convert, extra_method
-    from upcycle.conversion.measured import measured_layers
 
     def how_to_go_on() -> str:
         if not staging_folder(output).exists():
@@ -89,7 +86,7 @@ def _how(method: str, *, calibrated: bool) -> str:
     return f"merged by {method} from weights alone, since transformers cannot run it on text"
 
 
-def _show_layers(console: Console, layers: "list[MeasuredLayer]") -> None:
+def _show_layers(console: Console, layers: list[MeasuredLayer]) -> None:
     """What calibration measured of each layer, and what it did."""
     if not layers:
         return
@@ -97,16 +94,8 @@ def _show_layers(console: Console, layers: "list[MeasuredLayer]") -> None:
     for layer in layers:
         refined, lost = layer.refinement, layer.residual
         error = f"{refined.before:.1%} → {refined.after:.1%}" if refined else "not refined"
-        rows.append(
-            [
-                str(layer.layer),
-                f"{lost.keys:.1%}",
-                f"{lost.values:.1%}",
-                error,
-                layer.keys,
-                layer.values,
-            ]
-        )
+        shares = [f"{lost.keys:.1%}", f"{lost.values:.1%}"]
+        rows.append([str(layer.layer), *shares, error, layer.keys, layer.values])
     console.table(["layer", "K lost", "V lost", "held-out error", "keys", "values"], rows)
 
 

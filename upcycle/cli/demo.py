@@ -8,6 +8,7 @@ import typer
 
 from upcycle.cli.arguments import Overwrite
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.init import DEMO, shipped_recipes
 from upcycle.cli.run import run_recipe
 
 
@@ -23,7 +24,5 @@ def demo_command(
 
     It takes minutes on two cores. `upcycle init DIR --demo` writes its recipes and files to DIR.
     """
-    from upcycle.recipe.shipped import DEMO, shipped_recipes
-
     where = json.dumps(str(output), ensure_ascii=False)  # a name that YAML would take for a number
     return run_recipe(console, shipped_recipes() / DEMO, [f"output={where}"], overwrite=overwrite)

@@ -26,7 +26,5 @@ def doctor_command(
         verdict = "ok" if check.passed else "failed"
         console.print(f"{number:2}. {verdict:6}  {check.name}: {check.detail}")
         checks.append(check)
-    return Outcome(
-        {"checks": [asdict(check) for check in checks]},
-        passed=all(check.passed for check in checks),
-    )
+    passed = all(check.passed for check in checks)
+    return Outcome({"checks": [asdict(check) for check in checks]}, passed)

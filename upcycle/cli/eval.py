@@ -2,19 +2,14 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from upcycle.cli.arguments import Overwrite, Source
-from upcycle.cli.comparison import print_comparison
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.findings import print_comparison
 from upcycle.options.evaluate import DEFAULTS, EvaluateOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from upcycle.recipe.schema import Recipe
 
 _EPILOG = "Example: upcycle eval recipes/demo-source out --out out-report --prompt 'def main('"
 
@@ -53,17 +48,21 @@ def eval_command(
     check_output(out, overwrite=overwrite, inputs=inputs)
 
     from upcycle.evaluation.compare import evaluate
+    from upcycle.pipeline.shared import training_log
 
     with console.progress() as watch:
         comparison = evaluate(source, candidates, options, watch=watch)
+    again = ["upcycle", "eval", source, *candidates, "--out", str(out)]
+    again += ["--recipe", str(recipe)] if recipe else []
+    again += options.words({*given, "device", "dtype"})
     document = build_report(
         comparison,
         folders={
             model.label: resolve(folder)
             for model, folder in zip(comparison.models, (source, *candidates), strict=True)
         },
-        command=_command_line(source, candidates, out, recipe, options, given),
-        training_log=_training_log(loaded),
+        command=shlex.join(again),
+        training_log=training_log(loaded) if loaded else None,
     )
     with staged(out, overwrite=overwrite, inputs=inputs) as folder:
         write_report(document, folder)
@@ -76,27 +75,3 @@ def eval_command(
         "warnings": document.warnings,
     }
     return Outcome(found, comparison.passed)
-
-
-def _training_log(recipe: "Recipe | None") -> Path | None:
-    """The log of the recipe's uptraining, where it has run."""
-    from upcycle.recipe.layout import Layout
-    from upcycle.training.log import LOG_NAME
-
-    log = Layout(recipe).training / LOG_NAME if recipe else None
-    return log if log and log.is_file() else None
-
-
-def _command_line(
-    source: str,
-    candidates: list[str],
-    out: Path,
-    recipe: Path | None,
-    options: EvaluateOptions,
-    given: "Collection[str]",
-) -> str:
-    """The command that makes the report again, with the options that were given."""
-    words = ["upcycle", "eval", source, *candidates, "--out", str(out)]
-    if recipe:
-        words += ["--recipe", str(recipe)]
-    return shlex.join([*words, *options.words({*given, "device", "dtype"})])

@@ -39,7 +39,7 @@ def export_command(
         raise ExportError(
             "there is nothing to calibrate without quantised weights",
             where="--calibration",
-            fix="pass --quantize too, or leave --calibration away",
+            fix="pass --quantize too, or omit --calibration",
         )
     export = export_coreai if output.suffix == SUFFIX else export_coreml
     with console.progress() as watch:

@@ -7,9 +7,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
+from upcycle.options.base import section_in
 from upcycle.options.stage import StageOptions
 
 
@@ -33,14 +34,12 @@ class Flags:
     """A parameter of a command that stands for the flags of an options model.
 
     Attributes:
-        parameter: its name.
         model: what the command gets.
         names: the fields that have flags.
         defaults: those that are not the model's own.
         explained: what flags say beside the fields' own texts, by name.
     """
 
-    parameter: str
     model: type[StageOptions]
     names: tuple[str, ...]
     defaults: dict[str, Any]
@@ -102,7 +101,6 @@ def flags_of(parameter: inspect.Parameter) -> Flags | None:
     default = parameter.default
     set_there = {} if default is parameter.empty else default.model_fields_set
     return Flags(
-        parameter.name,
         model,
         next((t.names for t in traits if isinstance(t, Only)), tuple(flagged(model))),
         {name: getattr(default, name) for name in set_there},
@@ -112,12 +110,7 @@ def flags_of(parameter: inspect.Parameter) -> Flags | None:
 
 def flagged(model: type[StageOptions]) -> list[str]:
     """The fields that a command line can say: all but those with fields of their own."""
-    kinds = {name: _bare(model.model_fields[name].annotation, [])[0] for name in model.model_fields}
-    return [name for name, kind in kinds.items() if not _is_section(kind)]
-
-
-def _is_section(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+    return [name for name, each in model.model_fields.items() if not section_in(each.annotation)]
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from upcycle.byte_sizes import parse_bytes
+from upcycle.cli.arguments import HtmlFile
 from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.errors import ExportError, UpcycleError
 
@@ -44,9 +45,7 @@ def graph_command(
             "--measured", help="Tokens/s that a device reached; shows the bytes that implies."
         ),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write the same as one HTML file.")
-    ] = None,
+    html: HtmlFile = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if a lint finds an error.")
     ] = False,

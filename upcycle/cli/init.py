@@ -1,5 +1,6 @@
 """`upcycle init`: a commented recipe for the user's own checkpoint."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,8 @@ import typer
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.errors import OutputError, PlanError
 
-RECIPE = "recipe.yaml"
+_PACKAGE = Path(__file__).parents[1]
+RECIPE, DEMO = "recipe.yaml", "demo.yaml"
 _LONGEST = 2048  # tokens per row: enough for most text, and affordable
 
 
@@ -22,7 +24,9 @@ def init_command(
     ] = None,
     kv_heads: Annotated[
         int | None,
-        typer.Option("--kv-heads", help="KV heads to make; else about a quarter of the source's."),
+        typer.Option(
+            "--kv-heads", help="KV heads to make. [default: about a quarter of the source's]"
+        ),
     ] = None,
     text: Annotated[
         list[Path] | None,
@@ -32,7 +36,7 @@ def init_command(
         bool, typer.Option("--demo", help="Write the demo's recipes, checkpoint and text instead.")
     ] = False,
 ) -> Outcome:
-    """Write a recipe for a checkpoint of your own into DIR, with every key explained."""
+    """Write a recipe for your own checkpoint into DIR, with every key explained."""
     if demo:
         if source is not None or kv_heads is not None or text:
             raise PlanError(
@@ -66,10 +70,14 @@ def init_command(
     return Outcome({"recipe": str(path), "kv_heads": values["convert"]["kv_heads"]})
 
 
+def shipped_recipes() -> Path:
+    """The folder of the demo's recipes: inside the installed package, or beside it in a clone."""
+    installed = _PACKAGE / "recipes"
+    return installed if installed.is_dir() else _PACKAGE.parent / "recipes"
+
+
 def _write_demo(console: Console, folder: Path) -> Outcome:
-    from upcycle.checkpoint.files import chunks_of
     from upcycle.checkpoint.staging import staged
-    from upcycle.recipe.shipped import DEMO, shipped_recipes
 
     names = ("*.yaml", "demo-source/*", "demo-text/*")
     files = sorted(file for name in names for file in shipped_recipes().glob(name))
@@ -77,8 +85,7 @@ def _write_demo(console: Console, folder: Path) -> Outcome:
         for file in files:
             path = partial / file.relative_to(shipped_recipes())
             path.parent.mkdir(exist_ok=True)
-            with path.open("wb") as copy:
-                copy.writelines(chunks_of(file))
+            shutil.copyfile(file, path)
     console.print(f"{folder}: {len(files)} files; see `upcycle run {folder / DEMO}`")
     return Outcome({"recipe": str(folder / DEMO), "files": len(files)})
 

@@ -8,7 +8,7 @@ from upcycle.cli.console import Console, Outcome, command, format_bytes
 from upcycle.cli.flags import Only
 from upcycle.errors import warn
 from upcycle.heads.methods import get_method
-from upcycle.kvcache.parallel import serving_line
+from upcycle.kvcache.deployment import serving_line
 from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.kvcache.sampling import sampling_bytes
 from upcycle.options.base import SELF
@@ -37,25 +37,17 @@ def plan_command(
     )
     kv_heads = options.kv_heads
     rows = []
-    for shard in todo.shards:
-        for operation in shard.operations:
-            output = operation.output
-            change = "copy"
-            if isinstance(operation, Attention):
-                change = f"layer {operation.layer} {operation.role}"
-                if operation.source_shape is None:
-                    change += ", new"
-                elif operation.source_shape != output.shape:
-                    change += f", was {list(operation.source_shape)}"
-            rows.append(
-                [
-                    output.name,
-                    output.dtype,
-                    str(list(output.shape)),
-                    format_bytes(output.nbytes),
-                    change,
-                ]
-            )
+    for operation in todo.operations:
+        output = operation.output
+        change = "copy"
+        if isinstance(operation, Attention):
+            change = f"layer {operation.layer} {operation.role}"
+            if operation.source_shape is None:
+                change += ", new"
+            elif operation.source_shape != output.shape:
+                change += f", was {list(operation.source_shape)}"
+        size = format_bytes(output.nbytes)
+        rows.append([output.name, output.dtype, str(list(output.shape)), size, change])
     console.table(["tensor", "dtype", "shape", "size", "operation"], rows)
     shape = todo.source_shape
     console.print(

@@ -1,5 +1,6 @@
 """`upcycle predict`: what each number of KV heads would cost, before converting."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,6 @@ from upcycle.options.base import BUILTIN
 from upcycle.options.convert import MergeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from upcycle.heads.residuals import Residual
 
 
@@ -61,5 +60,5 @@ def predict_command(
     return outcome
 
 
-def _cells(residuals: "Mapping[int, Residual]") -> list[str]:
+def _cells(residuals: Mapping[int, "Residual"]) -> list[str]:
     return [f"{residual.keys:.1%} / {residual.values:.1%}" for residual in residuals.values()]

@@ -3,17 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console as RichConsole
-from rich.progress import (
-    BarColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import (
-    Progress as RichProgress,
-)
+from rich import progress as rich
+from rich.console import Console as Terminal
 
 from upcycle.progress import Progress, Watcher
 
@@ -22,16 +13,16 @@ from upcycle.progress import Progress, Watcher
 def progress_bar() -> Iterator[Watcher]:
     """A watcher that draws one bar per task with rate, note and ETA."""
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
+        rich.TextColumn("{task.fields[rate]}"),
+        rich.TimeRemainingColumn(),
+        rich.TextColumn("{task.fields[note]}"),
     )
-    with RichProgress(*columns, console=RichConsole(stderr=True)) as bar:
-        tasks: dict[str, TaskID] = {}
+    with rich.Progress(*columns, console=Terminal(stderr=True)) as bar:
+        tasks: dict[str, rich.TaskID] = {}
 
         def watch(progress: Progress) -> None:
             if progress.task not in tasks:

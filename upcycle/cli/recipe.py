@@ -1,8 +1,7 @@
 """`upcycle recipe`: what a recipe says in full, and what any may say."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,18 +11,11 @@ from upcycle.errors import RecipeError
 from upcycle.utf8 import to_json
 
 
-class What(StrEnum):
-    """What to print."""
-
-    show = "show"
-    schema = "schema"
-
-
 @command("recipe", epilog="Example: upcycle recipe show recipes/demo.yaml")
 def recipe_command(
     console: Console,
     what: Annotated[
-        What,
+        Literal["show", "schema"],
         typer.Argument(
             metavar="show|schema",
             help="show: RECIPE with every default and override filled in, in YAML. "
@@ -42,7 +34,7 @@ def recipe_command(
     from upcycle.recipe.schema import Recipe
 
     document: dict[str, Any]
-    if what is What.schema:
+    if what == "schema":
         document = Recipe.model_json_schema()
         console.print(to_json(document, indent=2))
         return Outcome(document)

@@ -10,6 +10,7 @@ import typer
 from upcycle import stopping
 from upcycle.cli.arguments import Overrides, RecipeFile
 from upcycle.cli.console import Console, Outcome, command, launcher
+from upcycle.cli.findings import print_comparison
 
 
 @command("run", together=True, epilog="Example: upcycle run recipes/demo.yaml")
@@ -21,7 +22,7 @@ def run_command(
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace what other commands or another recipe made there, trained or not.",
+            help="Replace what other commands or another recipe made there, even if trained.",
         ),
     ] = False,
 ) -> Outcome:
@@ -42,6 +43,9 @@ def run_recipe(
         recipe: its file.
         overrides: `section.key=value` strings.
         overwrite: see `run`.
+
+    Raises:
+        UpcycleError: as for `load_recipe` and `run`.
     """
     from upcycle.recipe.loading import load_recipe
 
@@ -54,7 +58,6 @@ def run_recipe(
         )
     )
 
-    from upcycle.cli.comparison import print_comparison
     from upcycle.pipeline import run
     from upcycle.pipeline.training import join
     from upcycle.report.render import HTML_NAME

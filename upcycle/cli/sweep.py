@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,13 +11,11 @@ from upcycle.cli.arguments import HtmlFile, KvDtype, Source
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.cli.flags import Only
 from upcycle.errors import PlanError
+from upcycle.evaluation.results import DriftSweep
 from upcycle.kvcache.cache_dtype import asked_dtype
 from upcycle.kvcache.layout import config_of
 from upcycle.options.convert import MergeOptions
 from upcycle.options.evaluate import EvaluateOptions
-
-if TYPE_CHECKING:
-    from upcycle.evaluation.drift import DriftSweep
 
 _READ = Only(("text", "max_tokens", "sequence_length", "device", "dtype"))
 _MERGED = Only(
@@ -48,7 +46,7 @@ def sweep_command(
 ) -> Outcome:
     """Convert to each number of KV heads and measure how far the outputs move, without training.
 
-    Drift is no loss of quality: training heals most of it, and `upcycle eval` measures the rest.
+    Drift is not loss of quality: training heals most of it, and `upcycle eval` measures the rest.
     """
     heads = _numbers(kv_heads)
     cached = asked_dtype("bf16" if kv_dtype is None else kv_dtype, lambda: config_of(source)).name
@@ -78,7 +76,7 @@ def _numbers(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _show(console: Console, source: str, sweep: "DriftSweep", kv_dtype: str) -> None:
+def _show(console: Console, source: str, sweep: DriftSweep, kv_dtype: str) -> None:
     from upcycle.report.sweep_page import DRIFT_NOTE, identical_line, layer_rows, overview_rows
 
     text = sweep.text

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from upcycle.cli.arguments import Source
-from upcycle.cli.check_table import print_checks
 from upcycle.cli.console import Console, Outcome, command
+from upcycle.cli.findings import print_checks
 
 
 @command("verify", epilog="Example: upcycle verify recipes/demo-source out")

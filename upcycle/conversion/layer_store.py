@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from upcycle.checkpoint.files import under_utf8_name
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.checkpoint.staging import clear, follow_umask, sync
-from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.conversion.merging import LayerMerger, by_weights_alone
 from upcycle.families import Role
 from upcycle.planning import Plan, planned_family

@@ -1,36 +1,48 @@
 """Compare checkpoints with their source on the same held-out text."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from upcycle.checkpoint.headers import DTYPE_BITS
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.data.tokens import decoded
 from upcycle.data.windows import EvalRow
 from upcycle.errors import EvaluationError
-from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
-from upcycle.evaluation.cache_size import kv_cache_of
-from upcycle.evaluation.continuations import continuation
 from upcycle.evaluation.held_out import read_held_out
-from upcycle.evaluation.margins import judge
 from upcycle.evaluation.results import (
     Comparison,
+    Continuation,
     Divergence,
     EvaluationSettings,
     Generation,
+    KVCache,
     Model,
     NoiseFloor,
     Text,
+    judge,
 )
-from upcycle.evaluation.scoring import Scores, one_by_one, score_pair, whole_batches
+from upcycle.evaluation.scoring import (
+    Batch,
+    Scores,
+    batch_size_for,
+    make_batches,
+    one_by_one,
+    score_pair,
+    whole_batches,
+)
 from upcycle.evaluation.statistics import RESAMPLES, divergence, worst_tokens
 from upcycle.families import shape_of
+from upcycle.kvcache.counting import kv_cache_bytes
 from upcycle.models.comparable import DTYPES, check_context, check_same_tokenizer
-from upcycle.models.generation import greedy_tokens
+from upcycle.models.generation import greedy_tokens, measured_cache_bytes
 from upcycle.models.loading import choose_device, load_model, load_tokenizer
 from upcycle.options.evaluate import DEFAULTS, EvaluateOptions
 from upcycle.progress import Progress, Watcher, ignore
@@ -223,3 +235,82 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
             label = f"{name} ({turn})"
         labels.append(label)
     return labels
+
+
+def continuation(
+    label: str, tokens: Sequence[int], source_tokens: Sequence[int], tokenizer: Any
+) -> Continuation:
+    """A continuation's text, split at the first token that differs from the source's."""
+    at = first_divergence(source_tokens, tokens)
+    text = decoded(tokenizer, tokens)
+    if at is None:
+        agreed, through = text, text
+    else:
+        # A token may end within a character, which decodes to a replacement sign until the next.
+        agreed = _shared(decoded(tokenizer, tokens[:at]), text)
+        through = _shared(decoded(tokenizer, tokens[: at + 1]), text)
+    return Continuation(
+        label=label,
+        tokens=list(tokens),
+        first_divergence=at,
+        agreed=agreed,
+        diverging=through[len(agreed) :],
+        rest=text[len(through) :],
+        repetition=repetition(tokens),
+    )
+
+
+def first_divergence(source: Sequence[int], tokens: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one included; None for equal sequences."""
+    for index, (ours, theirs) in enumerate(zip(tokens, source, strict=False)):
+        if ours != theirs:
+            return index
+    return None if len(tokens) == len(source) else min(len(tokens), len(source))
+
+
+def repetition(tokens: Sequence[int], n: int = 4) -> float:
+    """Share of n-grams that occurred before: seq-rep-n of Welleck et al. 2020 (1908.04319)."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _shared(start: str, text: str) -> str:
+    """What two texts have in common from the left."""
+    pairs = enumerate(zip(start, text, strict=False))
+    length = next((i for i, (a, b) in pairs if a != b), min(len(start), len(text)))
+    return text[:length]
+
+
+_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MEASURED_TOKENS = 16
+
+
+def kv_cache_of(checkpoint: Checkpoint, model: Any) -> KVCache:
+    """What one token takes in the cache: from the configuration, and in a real cache object."""
+    stored = stored_dtype(checkpoint)
+    element = torch.finfo(model.dtype).bits // 8
+    return KVCache(
+        stored_dtype=_NAMES.get(stored, stored),
+        bytes_per_token=kv_cache_bytes(
+            checkpoint.config, bytes_per_element=DTYPE_BITS[stored] // 8
+        ),
+        measured_dtype=str(model.dtype).removeprefix("torch."),
+        predicted_bytes_per_token=kv_cache_bytes(checkpoint.config, bytes_per_element=element),
+        measured_bytes_per_token=measured_bytes_per_token(model),
+    )
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """The safetensors dtype that holds most of the weights' bytes."""
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        sizes[tensor.dtype] += tensor.nbytes
+    return sizes.most_common(1)[0][0]
+
+
+@torch.inference_mode()
+def measured_bytes_per_token(model: Any, length: int = _MEASURED_TOKENS) -> float:
+    """Bytes of all key and value tensors after a forward pass over `length` tokens, per token."""
+    ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    cache = model(input_ids=ids, use_cache=True).cache
+    return measured_cache_bytes(cache) / length

@@ -20,7 +20,7 @@ from upcycle.export.request import check_target, functions_of
 from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.chunked import read_exported
 from upcycle.program.graph import Function
-from upcycle.program.hashes import bundle_folder
+from upcycle.program.noted import bundle_folder
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore

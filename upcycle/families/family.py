@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.attention import AttentionShape, AttentionWeights, QkNorm, Rope, RopePairing
 from upcycle.errors import FamilyError
+from upcycle.families.cached import States, Windows
 from upcycle.families.class_config import ClassConfig, class_defaults
 from upcycle.families.projections import Projections, Role, Separate, by_head
 from upcycle.families.qk_norms import NormTensors
-from upcycle.families.states import States
-from upcycle.families.windows import Windows
 
 if TYPE_CHECKING:
     from torch import Tensor

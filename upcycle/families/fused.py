@@ -1,10 +1,10 @@
 """q, k and v in one tensor."""
 
 from upcycle.attention import QkNorm
+from upcycle.families.cached import Windows
 from upcycle.families.family import Family
 from upcycle.families.projections import Fused
 from upcycle.families.qk_norms import NormTensors
-from upcycle.families.windows import Windows
 
 FAMILIES = (
     Family("phi3", projections=Fused(), windows=Windows()),

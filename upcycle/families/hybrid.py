@@ -5,10 +5,10 @@ from typing import Any
 
 from upcycle.attention import QkNorm
 from upcycle.errors import FamilyError
+from upcycle.families.cached import States, delta_rule, mamba, mamba_2, short_convolution
 from upcycle.families.family import Family
 from upcycle.families.projections import Separate
 from upcycle.families.qk_norms import NormTensors
-from upcycle.families.states import States, delta_rule, mamba, mamba_2, short_convolution
 
 _BIAS = "attention_bias"
 _ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}

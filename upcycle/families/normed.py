@@ -1,10 +1,7 @@
 """Separate projections whose queries and keys are normalised."""
 
 from upcycle.attention import QkNorm
-from upcycle.families.family import Family
-from upcycle.families.projections import Separate
-from upcycle.families.qk_norms import NormTensors
-from upcycle.families.windows import (
+from upcycle.families.cached import (
     Windows,
     all_but_last_of,
     every_layer,
@@ -12,6 +9,9 @@ from upcycle.families.windows import (
     upper_layers,
     where_rotated,
 )
+from upcycle.families.family import Family
+from upcycle.families.projections import Separate
+from upcycle.families.qk_norms import NormTensors
 
 _BIAS = "attention_bias"
 _RMS_PER_HEAD = NormTensors(QkNorm("rms", "shared"))

@@ -1,17 +1,18 @@
 """Separate projections without norms: Llama and everything that is stored like it."""
 
-from upcycle.families.family import Family
-from upcycle.families.projections import Separate
-from upcycle.families.states import States, mamba_2
-from upcycle.families.windows import (
+from upcycle.families.cached import (
+    States,
     Windows,
     after_dense_layers,
     all_but_first_of,
     all_but_last_of,
     lower_even_layers,
+    mamba_2,
     upper_layers,
     where_rotated,
 )
+from upcycle.families.family import Family
+from upcycle.families.projections import Separate
 
 _BIAS = "attention_bias"
 

@@ -21,9 +21,10 @@ from upcycle.heads.blocks import (
     grouped,
     join_planes,
     per_kv_head,
+    span_of_copies,
     split_planes,
+    with_bias,
 )
-from upcycle.heads.copies import span_of_copies, with_bias
 from upcycle.heads.gauge import freedom, map_rows, stored_like
 from upcycle.heads.methods import MergeRequest, MergeSteps
 from upcycle.heads.moments import LayerMoments, regularised

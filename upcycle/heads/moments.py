@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from upcycle.attention import AttentionWeights, QkNorm
-from upcycle.heads.blocks import grouped, select_blocks, split_planes
-from upcycle.heads.copies import clean_groups, with_bias
+from upcycle.heads.blocks import clean_groups, grouped, select_blocks, split_planes, with_bias
 from upcycle.heads.reference import normalise, project
 
 RIDGE = 1e-6

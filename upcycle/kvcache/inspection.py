@@ -9,9 +9,8 @@ from upcycle.families import shape_of
 from upcycle.families.retargets.rules import target_config
 from upcycle.kvcache.cache_dtype import cache_dtype, is_auto
 from upcycle.kvcache.counting import AttentionCounts, count_attention, latent_reference
-from upcycle.kvcache.deployment import BATCHED_TOKENS, BLOCK
+from upcycle.kvcache.deployment import BATCHED_TOKENS, BLOCK, TensorParallel, tensor_parallel
 from upcycle.kvcache.layout import AttentionKind, CacheLayout, attention_kind, cache_layout
-from upcycle.kvcache.parallel import TensorParallel, tensor_parallel
 from upcycle.kvcache.recommendation import nothing_to_merge
 from upcycle.kvcache.weights import bytes_by_dtype, kv_element_dtype
 from upcycle.planning import planned_sizes

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 
+from upcycle.checkpoint.files import under_utf8_name
 from upcycle.checkpoint.remote_code import AUTO_MAP, tell_of_code
 from upcycle.checkpoint.staging import scratch_folder
-from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.errors import CheckpointError, DeviceError
 
 if TYPE_CHECKING:

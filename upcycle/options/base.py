@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -71,3 +71,11 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
+
+
+def section_in(kind: Any) -> type[BaseModel] | None:
+    """The section that a field of this type holds, also an optional or a repeated one."""
+    for each in (kind, *get_args(kind)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None

@@ -36,15 +36,15 @@ class EvaluateOptions(StageOptions):
     prompts: Annotated[tuple[str, ...], Field(strict=False), Written(flag="prompt")] = ()
     """Continue this greedily with every model."""
     max_tokens: Positive = 40_000
-    """Tokens to score at most, spread over the documents."""
+    """The most tokens to score, spread over the documents."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
-    """Tokens per window at most."""
+    """The most tokens per window."""
     new_tokens: Positive = 48
-    """Tokens per continuation at most."""
+    """The most tokens per continuation."""
     max_bad_share: Share = MAX_BAD_SHARE
     """The share of a text file's rows that may be unusable, as in `train.data`."""
     margins: Margins = Margins()
-    """What may be lost; a recipe's alone."""
+    """What may be lost; only a recipe can say it."""
     device: Annotated[str, Written(noted=False)] = "auto"
     """Where the models run: auto, cpu, cuda or mps."""
     dtype: Dtype = "float32"

@@ -41,8 +41,8 @@ class ExportOptions(StageOptions):
     untie: bool = False
     """With quantised weights: give a tied output matrix a scheme of its own, as in mixed."""
     chunk_size: Bytes | None = None
-    """Cut the layers into packages with at most so much of weights each, such as 1GB, in a
-    folder."""
+    """Cut the layers into packages of at most this many bytes of weights each, such as
+    1GB, in a folder."""
     calibration: Annotated[tuple[PathValue, ...], Field(strict=False), Written(noted=False)] = (
         Path(BUILTIN),
     )
@@ -59,7 +59,7 @@ class ExportOptions(StageOptions):
     def _fills_tiles(cls, context: int) -> int:
         if context < CONTEXT_MULTIPLE or context % CONTEXT_MULTIPLE:
             raise option_refusal(
-                f"context {context} is no positive multiple of {CONTEXT_MULTIPLE}",
+                f"context {context} is not a positive multiple of {CONTEXT_MULTIPLE}",
                 f"pass {max(1, round(context / CONTEXT_MULTIPLE)) * CONTEXT_MULTIPLE}",
             )
         return context
@@ -71,7 +71,7 @@ class ExportOptions(StageOptions):
         if prefill is not None and context is not None and not 1 < prefill < context:
             raise option_refusal(
                 f"prefill {prefill} is not between 2 and the context of {context}",
-                f"pass {min(64, context // 2)}, or leave it out to decode only",
+                f"pass {min(64, context // 2)}, or omit it to decode only",
             )
         return prefill
 
@@ -81,7 +81,7 @@ class ExportOptions(StageOptions):
         if not 1 <= parts <= MAX_HEAD_PARTS:
             raise option_refusal(
                 f"the output head cannot have {parts} parts",
-                f"pass 8, at most {MAX_HEAD_PARTS}, or leave it out",
+                f"pass 8, at most {MAX_HEAD_PARTS}, or omit it",
             )
         return parts
 

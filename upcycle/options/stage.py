@@ -11,7 +11,7 @@ from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, mode
 from pydantic_core import ErrorDetails
 
 from upcycle.errors import UpcycleError
-from upcycle.options.base import REFUSED, PathValue, Section
+from upcycle.options.base import REFUSED, TEXT_WORDS, PathValue, Section
 
 _GATHERS: ContextVar[bool] = ContextVar("gathers", default=False)
 
@@ -78,11 +78,14 @@ class StageOptions(Section):
         """The flag of a field: `--kv-heads`."""
         return f"--{cls.written(name).flag or name.replace('_', '-')}"
 
-    @classmethod
-    def texts(cls) -> list[str]:
-        """The fields that name files and folders of text."""
-        fields = cls.model_fields.items()
-        return [name for name, field in fields if PathValue in get_args(field.annotation)]
+    @property
+    def texts(self) -> list[Path]:
+        """The files and folders of text that are named, but for words such as builtin."""
+        fields = type(self).model_fields.items()
+        named = [name for name, field in fields if PathValue in get_args(field.annotation)]
+        return [
+            path for name in named for path in getattr(self, name) if str(path) not in TEXT_WORDS
+        ]
 
     def noted(self) -> dict[str, Any]:
         """What a manifest notes, as JSON values; of paths their names, for folders may move."""

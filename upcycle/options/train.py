@@ -53,7 +53,7 @@ class DataOptions(Section):
     `text`, used where a row has no chat."""
     max_bad_share: Share = MAX_BAD_SHARE
     """The share of a file's rows that may be unusable: no JSON, not UTF-8, refused by the chat
-    template. At most 3 and a tenth of them may be in any case; 0 lets none."""
+    template. Up to 3 rows, but no more than a tenth, always may; 0 allows none."""
     chat: ChatOptions = ChatOptions()
     """For rows with `messages`, `conversations`, or `prompt` and `completion`."""
 
@@ -80,7 +80,7 @@ class TrainOptions(StageOptions):
     source_steps: Annotated[Positive | None, _FREE] = None
     """Optimiser steps that the source was trained for."""
     learning_rate: Rate
-    """The peak."""
+    """The peak learning rate."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """The shape after the warm-up, a pure function of the step."""
     warmup_steps: NonNegative = 0
@@ -109,6 +109,11 @@ class TrainOptions(StageOptions):
     """Steps between held-out losses in the log."""
     seed: Seed = 0
     """Of the data order."""
+
+    @property
+    def texts(self) -> list[Path]:
+        """The files and folders of text to train on."""
+        return [source.path for source in self.data.sources]
 
     @property
     def num_steps(self) -> int:

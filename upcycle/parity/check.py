@@ -24,8 +24,7 @@ from upcycle.parity.exported import Program, ProgramOutputs, run_program, text_l
 from upcycle.parity.logits import compare_logits, shaky_positions
 from upcycle.parity.overflow import OverflowProbe
 from upcycle.parity.reference import Reference, load_reference, reference_of
-from upcycle.parity.results import Arithmetic, ExportCheck
-from upcycle.parity.rules import LIMITS, rules
+from upcycle.parity.results import LIMITS, Arithmetic, ExportCheck, rules
 from upcycle.program.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore
 

@@ -1,11 +1,13 @@
-"""What a check of an exported package found."""
+"""What a check of an exported package found, and what must hold."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from upcycle.checks import Check
 from upcycle.parity.logits import LogitsDifference
 from upcycle.parity.overflow import Extreme
+from upcycle.program.values import LARGEST_FP16
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,58 @@ class ExportCheck:
         """For JSON."""
         checks = [asdict(check) | {"passed": check.passed} for check in self.checks]
         return asdict(self) | {"checks": checks, "passed": self.passed}
+
+
+# The largest difference that passes, as a part of the logits' range, by whether it is fp32.
+LIMITS = {True: 5e-3, False: 5e-2}
+TYPICAL = 2e-2  # in fp16, of the median position
+
+
+def rules(found: Arithmetic, max_kl: float | None, *, compressed: bool = False) -> Iterator[Check]:
+    """The checks of one arithmetic.
+
+    Args:
+        found: what was measured.
+        max_kl: the largest KL to the whole checkpoint that passes, nats; any where None.
+        compressed: whether the program's weights are not the checkpoint's, and so their logits.
+    """
+    name, limit = found.name, LIMITS[found.exact]
+    pairs = {
+        "logits": found.text,
+        "end of context": found.end,
+        "checkpoint's numbers": found.full if found.exact and not compressed else None,
+        "prefill = decode": found.prefill,
+        "other package": found.against,
+    }
+    for what, difference in pairs.items():
+        if difference is None:
+            continue
+        yield Check(f"{name}: {what}", difference.relative, limit, _describe(difference))
+        if not found.exact:
+            detail = "the median over all positions"
+            yield Check(f"{name}: {what}, typical", difference.typical_relative, TYPICAL, detail)
+        yield Check(
+            f"{name}: {what}, best token",
+            difference.broken,
+            0,
+            f"differs at {difference.broken} of {difference.decided} decided positions, and at "
+            f"{difference.positions - difference.agreeing - difference.broken} others",
+        )
+    if found.caches is not None:
+        detail = "K and V after prefill and after decoding"
+        yield Check(f"{name}: prefill = decode, caches", found.caches, limit, detail)
+    if name == "fp16":
+        first = f", first {found.overflowed[0].value}" if found.overflowed else ""
+        detail = f"results beyond {LARGEST_FP16:,}{first}"
+        yield Check(f"{name}: overflows", len(found.overflowed), 0, detail)
+    if max_kl is not None:
+        detail = "mean over all positions, nats"
+        yield Check(f"{name}: KL to the checkpoint", found.full.kl, max_kl, detail)
+
+
+def _describe(difference: LogitsDifference) -> str:
+    return (
+        f"largest difference {difference.maximum:.3g}, typical {difference.typical:.3g}, "
+        f"of a range of {difference.logit_range:.3g} over {difference.positions} positions, of "
+        f"which {difference.excused} are excused: rounding alone moves torch there"
+    )

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file
-from upcycle.checkpoint.marks import made_here
+from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, made_here
 from upcycle.checkpoint.staging import check_output, write_file
 from upcycle.pipeline.stage import Stage
 

@@ -18,8 +18,7 @@ from upcycle.pipeline.shared import Run
 from upcycle.pipeline.stage import Cost, Found, Note, Stage
 from upcycle.pipeline.stages import preconditions, stages_of
 from upcycle.progress import Watcher, ignore
-from upcycle.recipe.layout import Layout
-from upcycle.recipe.schema import Recipe
+from upcycle.recipe.schema import Layout, Recipe
 from upcycle.report.schema import ReportDocument, read_document
 from upcycle.training.state import check_work
 from upcycle.version import __version__

@@ -7,8 +7,7 @@ from typing import Any
 
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, hash_folder
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.recipe.layout import Layout
-from upcycle.recipe.schema import Recipe
+from upcycle.recipe.schema import Layout, Recipe
 from upcycle.report.build import LOADED_SUFFIXES
 from upcycle.training.log import LOG_NAME
 
@@ -63,8 +62,7 @@ class Run:
     @property
     def log(self) -> Path | None:
         """The log of the uptraining, where there is one."""
-        log = self.layout.training / LOG_NAME
-        return log if self.recipe.train is not None and log.is_file() else None
+        return None if self.recipe.train is None else training_log(self.recipe)
 
     def models(self) -> dict[str, Any]:
         """Hashes that stand for the compared checkpoints."""
@@ -84,6 +82,12 @@ class Run:
         found = self.contents[folder]
         headers = Checkpoint.open(folder).headers
         return {name: found[name] for name in (CONFIG_FILE, *(h.path.name for h in headers))}
+
+
+def training_log(recipe: Recipe) -> Path | None:
+    """The log in the folder of a recipe's training states, where one was begun."""
+    log = Layout(recipe).training / LOG_NAME
+    return log if log.is_file() else None
 
 
 def loaded(files: Mapping[str, str]) -> dict[str, str]:

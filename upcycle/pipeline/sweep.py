@@ -1,12 +1,12 @@
 """How far each number of KV heads moves a model's outputs, without training, beside what it saves.
 
-Drift is no loss of quality: uptraining heals most of it, and two models of one quality may be far
+Drift is not loss of quality: uptraining heals most of it, and two models of one quality may be far
 apart. It ranks choices and finds the layer where a conversion begins to hurt.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from upcycle.checkpoint.staging import scratch_folder
 from upcycle.conversion.convert import check_request, convert
 from upcycle.conversion.own_text import own_text_once
 from upcycle.errors import EvaluationError
-from upcycle.evaluation.batches import Batch, batch_size_for, make_batches
-from upcycle.evaluation.drift import Difference, Drift, DriftSweep
 from upcycle.evaluation.held_out import read_held_out
+from upcycle.evaluation.results import Difference, Drift, DriftSweep
+from upcycle.evaluation.scoring import Batch, batch_size_for, make_batches
 from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted
 from upcycle.kvcache.counting import count_attention
@@ -66,17 +66,16 @@ def sweep_kv_heads(
     lowered = [g for g in shape.valid_kv_heads if g <= shape.num_key_value_heads]
     asked = sorted(set(kv_heads or lowered), reverse=True)
     place, precision = choose_device(reading.device), DTYPES[reading.dtype]
-    sequence_length = reading.sequence_length
     placed = merging.model_copy(update={"device": reading.device})
     for heads in asked:
         check_request(checkpoint.folder, ConvertOptions(kv_heads=heads, **dict(placed)))
     tokenizer = load_tokenizer(checkpoint.folder)
     held_out = read_held_out(reading, tokenizer, section=None)
     reference = load_model(checkpoint.folder, dtype=precision, device=place)
-    check_context(reference.config, sequence_length, checkpoint.folder)
-    size = batch_size_for(reference.config.vocab_size, sequence_length)
+    check_context(reference.config, reading.sequence_length, checkpoint.folder)
+    size = batch_size_for(reference.config.vocab_size, reading.sequence_length)
     batches = make_batches(held_out.rows, size)
-    counts = count_attention(checkpoint.config, length=sequence_length)
+    counts = count_attention(checkpoint.config, length=reading.sequence_length)
     counted = {each.kv_heads: each for each in counts}
     total, done, used = held_out.text.tokens * len(asked), 0, ""
 
@@ -117,7 +116,8 @@ class _Accumulated:
     identical: bool = True
     largest: float = 0.0
     magnitude: float = 0.0
-    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    moved: float = 0.0
+    whole: float = 0.0
 
     def add(self, source: Tensor, model: Tensor) -> None:
         """Take the outputs [T, ...] of both models for one window."""
@@ -125,12 +125,16 @@ class _Accumulated:
         source, difference = source.double(), model.double() - source.double()
         self.largest = max(self.largest, difference.abs().max().item())
         self.magnitude = max(self.magnitude, source.abs().max().item())
-        for index, values in enumerate((difference, source)):
-            self.squares[index] += values.square().sum().item()
+        self.moved += difference.square().sum().item()
+        self.whole += source.square().sum().item()
 
     def result(self) -> Difference:
-        moved, whole = self.squares
-        if not math.isfinite(moved + whole):
+        """What the sums say.
+
+        Raises:
+            EvaluationError: an output was not finite.
+        """
+        if not math.isfinite(self.moved + self.whole):
             raise EvaluationError(
                 "outputs are not finite",
                 where="logits or hidden states",
@@ -140,7 +144,7 @@ class _Accumulated:
             identical=self.identical,
             max_absolute=self.largest,
             max_relative=self.largest / self.magnitude if self.magnitude else 0.0,
-            rms_relative=math.sqrt(moved / whole) if whole else 0.0,
+            rms_relative=math.sqrt(self.moved / self.whole) if self.whole else 0.0,
         )
 
 

@@ -3,6 +3,7 @@
 `upcycle train` and `upcycle run` share it, and know each other's results by it.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,10 @@ from upcycle.conversion.calibration import check_options
 from upcycle.errors import TrainingError
 from upcycle.families import shape_of
 from upcycle.models.loading import load_tokenizer
+from upcycle.options.convert import ConvertOptions
 from upcycle.pipeline.convert_stage import option_changes
 from upcycle.progress import Watcher
-from upcycle.recipe.commands import convert_command
-from upcycle.recipe.layout import Layout
-from upcycle.recipe.schema import Recipe
+from upcycle.recipe.schema import Layout, Recipe
 from upcycle.training.facts import weight_hashes
 from upcycle.training.team import Team, team
 
@@ -117,6 +117,15 @@ def check_teacher(recipe: Recipe) -> str:
     return str(folder)
 
 
+def advised_convert(recipe: Recipe, *, overwrite: bool = False) -> str:
+    """The `upcycle convert` that makes what `upcycle run` makes of the `convert` section."""
+    words = ["upcycle", "convert", recipe.source, str(Layout(recipe).converted)]
+    defaults = {name: field.default for name, field in ConvertOptions.model_fields.items()}
+    given = (name for name, value in recipe.convert if value != defaults[name])
+    words += recipe.convert.words(given)
+    return shlex.join([*words, *(["--overwrite"] if overwrite else [])])
+
+
 def check_converted(recipe: Recipe) -> list[str]:
     """Refuse a converted folder that is not what the recipe makes of its source.
 
@@ -133,7 +142,7 @@ def check_converted(recipe: Recipe) -> list[str]:
         raise TrainingError(
             f"there is no converted checkpoint {folder}",
             where=str(recipe.output),
-            fix=f"run `{convert_command(recipe)}`, or `upcycle run` with the recipe",
+            fix=f"run `{advised_convert(recipe)}`, or `upcycle run` with the recipe",
         )
     source = resolve(recipe.source)
     if recipe.train is not None and recipe.train.teacher is not None:
@@ -153,7 +162,7 @@ def check_converted(recipe: Recipe) -> list[str]:
             f"{folder} was not made from {recipe.source}: {', '.join(other)} there is another",
             where=f"{folder / MANIFEST_NAME}, and the recipe's source",
             fix="name the source that it was made from; to learn from another model, name that "
-            f"one as train.teacher; or convert again: `{convert_command(recipe, overwrite=True)}`",
+            f"one as train.teacher; or convert again: `{advised_convert(recipe, overwrite=True)}`",
         )
     _check_unchanged(checkpoint, manifest)
     if manifest.stage != CONVERT:
@@ -165,7 +174,7 @@ def check_converted(recipe: Recipe) -> list[str]:
         raise TrainingError(
             f"{folder} was not made by the recipe's convert section: {'; '.join(changes)}",
             where=str(folder / MANIFEST_NAME),
-            fix=f"mend the recipe, or run `{convert_command(recipe, overwrite=True)}`",
+            fix=f"mend the recipe, or run `{advised_convert(recipe, overwrite=True)}`",
         )
     return []
 
@@ -177,7 +186,7 @@ def _check_kv_heads(checkpoint: Checkpoint, recipe: Recipe) -> None:
             f"{checkpoint.folder} has {found} KV heads, and the recipe asks for "
             f"{recipe.convert.kv_heads}",
             where="recipe, convert.kv_heads",
-            fix=f"mend the recipe, or run `{convert_command(recipe, overwrite=True)}`",
+            fix=f"mend the recipe, or run `{advised_convert(recipe, overwrite=True)}`",
         )
 
 

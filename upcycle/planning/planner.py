@@ -14,7 +14,7 @@ from upcycle.checkpoint.naming import layer_behind, missing_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
 from upcycle.checkpoint.reader import INDEX_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import AUTO_MAP, model_code, own_class, without_model_code
-from upcycle.checkpoint.sharding import shard_name, split_by_size
+from upcycle.checkpoint.writer import shard_name, split_by_size
 from upcycle.errors import CheckpointError, FamilyError, PlanError
 from upcycle.families import Family, Role, family_in
 from upcycle.families.cautions import cautions

@@ -6,34 +6,23 @@ Every problem is reported at once, each with its file, line and key.
 import importlib.util
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from upcycle.checkpoint.hub import is_hub_id
 from upcycle.errors import RecipeError, UpcycleError
-from upcycle.options.base import TEXT_WORDS
-from upcycle.options.convert import ConvertOptions
-from upcycle.options.evaluate import EvaluateOptions
-from upcycle.options.export import ExportOptions
+from upcycle.options.base import TEXT_WORDS, PathValue, section_in
 from upcycle.options.stage import gathered
 from upcycle.recipe.problems import problems_of
 from upcycle.recipe.schema import Recipe
 from upcycle.recipe.strict_yaml import Location, Problem, Tree, read_tree
 from upcycle.utf8 import shown
 
-_TEXTS = [
-    (section, key)
-    for section, options in (
-        ("convert", ConvertOptions),
-        ("evaluate", EvaluateOptions),
-        ("export", ExportOptions),
-    )
-    for key in options.texts()
-]
 _MODELS: tuple[Location, ...] = (("source",), ("train", "teacher"))  # may be Hub ids
+_SCHEME: Location = ("export", "quantize")  # may be a preset's name
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -54,7 +43,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
             f"there is no recipe {path}", where=str(path), fix="name a .yaml or .py file"
         )
     if path.suffix == ".py":
-        value, where, problems = _python_value(path), _file_only(path), list[Problem]()
+        value, where, problems = _python_value(path), Tree("", path.name).where, list[Problem]()
     else:
         tree = read_tree(path)
         value, where, problems = tree.value, tree.where, tree.problems
@@ -97,10 +86,6 @@ def _failure(path: Path, problems: Sequence[Problem]) -> RecipeError:
     )
 
 
-def _file_only(path: Path) -> Callable[[Location], str]:
-    return lambda location: f"{path.name}: {'.'.join(map(str, location))}"
-
-
 def _python_value(path: Path) -> dict[str, Any]:
     """Run a `.py` recipe and take its `recipe()` apart again, so that overrides can reach it."""
     spec = importlib.util.spec_from_file_location(f"_upcycle_recipe_{path.stem}", path)
@@ -111,7 +96,7 @@ def _python_value(path: Path) -> dict[str, Any]:
             spec.loader.exec_module(module)
             recipe = module.recipe()
     except ValidationError as error:
-        raise _failure(path, problems_of(error, Recipe, _file_only(path))) from error
+        raise _failure(path, problems_of(error, Recipe, Tree("", path.name).where)) from error
     except UpcycleError:
         raise
     # A recipe's code is the user's: whatever it raises, and sys.exit too, is theirs to mend.
@@ -186,7 +171,7 @@ def _resolve_paths(
         Those that no file system has.
     """
     problems = []
-    for container, key, location in _path_slots(value):
+    for container, key, location in _path_slots(value, Recipe):
         is_below = location[: len(below)] == below
         if is_below and isinstance(container[key], str):
             text = container[key]
@@ -203,35 +188,25 @@ def _resolve_paths(
     return problems
 
 
-def _path_slots(value: dict[str, Any]) -> list[tuple[Any, Any, Location]]:
-    """Where a recipe holds paths: container, key in it, and location."""
-    slots: list[tuple[Any, Any, Location]] = [
-        (value, key, (key,)) for key in ("source", "output") if key in value
-    ]
-    trained = _get(value, "train")
-    if _get(trained, "teacher") is not None:
-        slots.append((trained, "teacher", ("train", "teacher")))
-    sources = _get(_get(trained, "data"), "sources")
-    if isinstance(sources, list):
-        for index, source in enumerate(sources):
-            location = ("train", "data", "sources", index)
-            if isinstance(source, dict) and "path" in source:
-                slots.append((source, "path", (*location, "path")))
-            elif isinstance(source, str):
-                slots.append((sources, index, location))
-    exported = _get(value, "export")
-    if str(_get(exported, "quantize")).endswith((".yaml", ".yml")):
-        slots.append((exported, "quantize", ("export", "quantize")))
-    for section, key in _TEXTS:
-        texts = _get(_get(value, section), key)
-        if isinstance(texts, list):
-            slots += [
-                (texts, index, (section, key, index))
-                for index, text in enumerate(texts)
-                if text not in TEXT_WORDS
-            ]
-    return slots
-
-
-def _get(node: Any, key: str) -> Any:
-    return node.get(key) if isinstance(node, dict) else None
+def _path_slots(
+    node: Any, section: type[BaseModel], above: Location = ()
+) -> Iterator[tuple[Any, Any, Location]]:
+    """Where a part of a recipe holds paths: container, key in it, and location."""
+    for key, field in section.model_fields.items():
+        if not isinstance(node, dict) or key not in node:
+            continue
+        value, location, below = node[key], (*above, key), section_in(field.annotation)
+        is_scheme = location == _SCHEME and str(value).endswith((".yaml", ".yml"))
+        if field.annotation is Path or location in _MODELS or is_scheme:
+            yield node, key, location
+        elif PathValue in get_args(field.annotation) and isinstance(value, list):
+            for index, text in enumerate(value):
+                if text not in TEXT_WORDS:
+                    yield value, index, (*location, index)
+        elif below is not None and isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, str):  # a bare path
+                    yield value, index, (*location, index)
+                yield from _path_slots(item, below, (*location, index))
+        elif below is not None:
+            yield from _path_slots(value, below, location)

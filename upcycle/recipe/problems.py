@@ -2,11 +2,11 @@
 
 import difflib
 from collections.abc import Callable
-from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from upcycle.options.base import REFUSED
+from upcycle.options.base import REFUSED, section_in
 from upcycle.recipe.strict_yaml import Location, Problem
 
 
@@ -22,27 +22,29 @@ def problems_of(
     """
     found = error.errors()
     deeper = {details["loc"][:length] for details in found for length in range(len(details["loc"]))}
-    return [_problem(details, root, place) for details in found if details["loc"] not in deeper]
+    return [
+        Problem(place(details["loc"]), _in_words(details, root))
+        for details in found
+        if details["loc"] not in deeper
+    ]
 
 
-def _problem(details: Any, root: type[BaseModel], place: Callable[[Location], str]) -> Problem:
+def _in_words(details: ErrorDetails, root: type[BaseModel]) -> str:
     """One pydantic error in our words."""
-    location: Location = details["loc"]
+    location = details["loc"]
     kind = details["type"]
     if kind == "extra_forbidden":
-        return Problem(place(location), f"unknown key{_suggestion(root, location)}")
+        return f"unknown key{_suggestion(root, location)}"
     if kind == "missing":
-        return Problem(place(location), "this key is required")
+        return "this key is required"
     if kind in ("model_type", "model_attributes_type"):
         section = _model_at(root, location)
         keys = ", ".join(section.model_fields) if section else ""
-        return Problem(
-            place(location), f"should have keys of its own ({keys}), not {details['input']!r}"
-        )
+        return f"should have keys of its own ({keys}), not {details['input']!r}"
     message = details["msg"].removeprefix("Value error, ").replace("Input should", "should")
     if kind in ("value_error", REFUSED):
-        return Problem(place(location), message)
-    return Problem(place(location), f"{message}, not {details['input']!r}")
+        return message
+    return f"{message}, not {details['input']!r}"
 
 
 def _suggestion(root: type[BaseModel], location: Location) -> str:
@@ -55,20 +57,10 @@ def _suggestion(root: type[BaseModel], location: Location) -> str:
 
 
 def _model_at(root: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The section that a location names, through optional and repeated ones."""
-    kind: Any = root
+    """The section that a location names; the index of a repeated one adds nothing."""
+    section: type[BaseModel] | None = root
     for part in location:
         if isinstance(part, str):
-            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-                return None
-            field = kind.model_fields.get(part)
-            if field is None:
-                return None
-            kind = field.annotation
-        sections = [
-            argument
-            for argument in get_args(kind)
-            if isinstance(argument, type) and issubclass(argument, BaseModel)
-        ]
-        kind = sections[0] if sections else kind
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+            field = section.model_fields.get(part) if section else None
+            section = section_in(field.annotation) if field else None
+    return section

@@ -1,12 +1,15 @@
-"""What a recipe may say. Frozen, typed, and closed: an unknown key is an error."""
+"""What a recipe may say, and where its run keeps what it makes.
+
+Frozen, typed, and closed: an unknown key is an error.
+"""
 
 from pathlib import Path
 
-from upcycle.options.base import TEXT_WORDS, PathValue, Section
+from upcycle.checkpoint.manifest import REPORT_NAME
+from upcycle.options.base import PathValue, Section
 from upcycle.options.convert import ConvertOptions
 from upcycle.options.evaluate import EvaluateOptions
 from upcycle.options.export import ExportOptions
-from upcycle.options.stage import StageOptions
 from upcycle.options.train import TrainOptions
 
 
@@ -29,12 +32,35 @@ class Recipe(Section):
     @property
     def texts(self) -> list[Path]:
         """Every file or folder of text that the recipe reads."""
-        trained_on = () if self.train is None else self.train.data.sources
-        own = (source.path for source in trained_on)
-        return [*_texts(self.export), *_texts(self.convert), *own, *_texts(self.evaluate)]
+        sections = (self.export, self.convert, self.train, self.evaluate)
+        return [path for section in sections if section is not None for path in section.texts]
 
 
-def _texts(options: StageOptions | None) -> list[Path]:
-    """The files and folders of text that a section names."""
-    named = [] if options is None else [getattr(options, name) for name in options.texts()]
-    return [path for paths in named for path in paths if str(path) not in TEXT_WORDS]
+class Layout:
+    """The names inside a run's folder: where it keeps what it makes.
+
+    Attributes:
+        output: the folder of all below.
+        converted: the converted checkpoint (0 training).
+        uptrained: the uptrained checkpoint.
+        training: training states and log.
+        evaluation: the folder of the comparison.
+        comparison: what the report is made from.
+        report: the folder of report.json, report.md and report.html.
+        document: the report as data.
+        package: the Core ML package, or the folder of its chunks.
+        stages: the record of what the run made.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        is_chunked = recipe.export is not None and recipe.export.chunk_size is not None
+        self.output = recipe.output
+        self.converted = self.output / "converted"
+        self.uptrained = self.output / "uptrained"
+        self.training = self.output / "training"
+        self.evaluation = self.output / "evaluation"
+        self.comparison = self.evaluation / "comparison.json"
+        self.report = self.output / "report"
+        self.document = self.report / REPORT_NAME
+        self.package = self.output / ("model" if is_chunked else "model.mlpackage")
+        self.stages = self.output / "stages.json"

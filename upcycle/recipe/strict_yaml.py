@@ -76,10 +76,10 @@ class Tree:
         self.problems: list[Problem] = []
         self._name = name
         try:
-            loader = _Loader(text)
-            node = loader.get_single_node()
+            self._loader = _Loader(text)
+            node = self._loader.get_single_node()
             if node is not None:
-                self.value = self._build(loader, node, (), ())
+                self.value = self._build(node, (), ())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark is not None else 1
@@ -97,33 +97,27 @@ class Tree:
                 return f"{self._name}:{line}: {dotted(location)}"
         return f"{self._name}: {dotted(location)}" if location else self._name
 
-    def _build(
-        self, loader: _Loader, node: yaml.Node, location: Location, parents: tuple[yaml.Node, ...]
-    ) -> Any:
+    def _build(self, node: yaml.Node, location: Location, parents: tuple[yaml.Node, ...]) -> Any:
         self.lines.setdefault(location, node.start_mark.line + 1)
         if node in parents:
             self.problems.append(Problem(self.where(location), "an alias that contains itself"))
             return None
         if isinstance(node, yaml.SequenceNode):
             return [
-                self._build(loader, child, (*location, index), (*parents, node))
+                self._build(child, (*location, index), (*parents, node))
                 for index, child in enumerate(node.value)
             ]
         if isinstance(node, yaml.MappingNode):
-            return self._build_mapping(loader, node, location, (*parents, node))
+            return self._build_mapping(node, location, (*parents, node))
         try:
-            return loader.construct_object(node)
+            return self._loader.construct_object(node)
         except (ValueError, LookupError, AttributeError):  # of a tag that the value does not suit
             kind = node.tag.rpartition(":")[2]
             self.problems.append(Problem(self.where(location), f"{node.value!r} is no {kind}"))
             return None
 
     def _build_mapping(
-        self,
-        loader: _Loader,
-        node: yaml.MappingNode,
-        location: Location,
-        parents: tuple[yaml.Node, ...],
+        self, node: yaml.MappingNode, location: Location, parents: tuple[yaml.Node, ...]
     ) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
@@ -137,7 +131,7 @@ class Tree:
                 )
                 continue
             self.lines[child] = line
-            mapping[key] = self._build(loader, value_node, child, parents)
+            mapping[key] = self._build(value_node, child, parents)
         return mapping
 
 

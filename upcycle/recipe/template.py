@@ -3,12 +3,12 @@
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
+from upcycle.options.base import section_in
 from upcycle.recipe.schema import Recipe
 
 _WIDTH = 98
@@ -21,35 +21,30 @@ def recipe_text(values: Mapping[str, Any], notes: Mapping[str, str]) -> str:
         values: what the recipe says, as nested mappings; sections that are not there are comments.
         notes: what else there is to say about a value, by its dotted key.
     """
-    return "\n".join(_section(Recipe, values, notes, "", 0)) + "\n"
+    return "\n".join(_section(Recipe, values, notes, "")) + "\n"
 
 
 def _section(
-    model: type[BaseModel],
-    values: Mapping[str, Any] | None,
-    notes: Mapping[str, str],
-    prefix: str,
-    depth: int,
+    model: type[BaseModel], values: Mapping[str, Any], notes: Mapping[str, str], prefix: str
 ) -> Iterator[str]:
     """The lines of a section; one without values is a comment as a whole."""
-    indent = "  " * depth
+    indent = "  " * prefix.count(".")
     for key, field in model.model_fields.items():
         dotted = f"{prefix}{key}"
-        below = _model_of(field)
-        if depth == 0 and below is not None:
+        is_list = get_origin(field.annotation) is tuple  # which has its sections on one line
+        below = None if is_list else section_in(field.annotation)
+        if not prefix and below is not None:
             yield ""
         about = " ".join(filter(None, [field.description, notes.get(dotted)]))
         for line in textwrap.wrap(" ".join(about.split()), _WIDTH - len(indent)):
             yield f"{indent}# {line}"
-        is_given = values is not None and key in values
+        is_given = key in values
         if below is not None:
-            given = values.get(key) if values is not None else None
             hidden = "" if is_given else "# "
             yield f"{indent}{hidden}{key}:"
-            lines = _section(below, given, notes, f"{dotted}.", depth + 1)
+            lines = _section(below, values.get(key, {}), notes, f"{dotted}.")
             yield from lines if is_given else map(_commented, lines)
         elif is_given:
-            assert values is not None
             yield f"{indent}{key}: {_plain(values[key])}"
         else:
             yield f"{indent}# {key}: {_plain(_default(field))}"
@@ -60,20 +55,8 @@ def _commented(line: str) -> str:
     return line if text.startswith("#") else f"{line[: len(line) - len(text)]}# {text}"
 
 
-def _model_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a key holds, optional or not; a list of them has its values on one line."""
-    is_list = get_origin(field.annotation) is tuple
-    for kind in (field.annotation, *(() if is_list else get_args(field.annotation))):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
 def _default(field: FieldInfo) -> Any:
-    if field.is_required():
-        return None
-    default = field.get_default(call_default_factory=True)
-    return None if default is PydanticUndefined else default
+    return None if field.is_required() else field.default
 
 
 def _plain(value: Any) -> str:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from upcycle.checkpoint.manifest import Manifest
-from upcycle.checkpoint.marks import REPORT_NAME
+from upcycle.checkpoint.manifest import REPORT_NAME, Manifest
 from upcycle.checkpoint.staging import write_file
 from upcycle.conversion.measured import measured_layers
 from upcycle.pages.formatting import pictured

@@ -7,8 +7,8 @@ from typing import Any
 from upcycle.errors import TrainingError
 from upcycle.options.train import TrainOptions
 from upcycle.training.facts import FREE_KEYS
-from upcycle.training.schedule import learning_rate
 from upcycle.training.state import FoundState
+from upcycle.training.step import learning_rate
 
 # By the key that allows a change: the facts that it may change.
 _CHANGEABLE: Mapping[str, frozenset[str]] = {

@@ -61,8 +61,7 @@ def _check_steps(rows: "PackedRows", recipe: TrainOptions) -> None:
     Raises:
         DataError: naming the sources and their share of targets.
     """
-    from upcycle.data.order import batch_rows
-    from upcycle.data.packing import IGNORED
+    from upcycle.data.packing import IGNORED, batch_rows
 
     if not rows.num_targets:
         raise _no_targets(f"{len(rows)} rows of {recipe.sequence_length} tokens", recipe)

@@ -24,7 +24,6 @@ from upcycle.progress import Progress, Watcher, ignore
 from upcycle.training.changes import Change, allowed_keys, change_notes, changes_since
 from upcycle.training.facts import run_facts, target_share, training_rows
 from upcycle.training.isolation import check_isolation
-from upcycle.training.kernels import deterministic
 from upcycle.training.launch import check_launch
 from upcycle.training.log import LOG_NAME, RunLog
 from upcycle.training.models import (
@@ -32,7 +31,7 @@ from upcycle.training.models import (
     choose_trainable,
     stored_names,
 )
-from upcycle.training.recovery import diverged, set_aside
+from upcycle.training.recovery import diverged, kept, set_aside, without_targets
 from upcycle.training.result import TrainResult, weights_moved, write_result
 from upcycle.training.state import (
     check_work,
@@ -42,9 +41,14 @@ from upcycle.training.state import (
     save_state,
     state_folders,
 )
-from upcycle.training.step import MAX_SKIPPED_IN_A_ROW, NO_TARGETS, StepResult, Trainer
+from upcycle.training.step import (
+    MAX_SKIPPED_IN_A_ROW,
+    NO_TARGETS,
+    StepResult,
+    Trainer,
+    deterministic,
+)
 from upcycle.training.team import peers, world_size
-from upcycle.training.telling import kept, without_targets
 
 # Sharded masters (FSDP, DeepSpeed) would need another state format than `state.py` has.
 _SUPPORTED = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}

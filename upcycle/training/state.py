@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
+from upcycle.checkpoint.files import under_utf8_name
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.staging import staged
-from upcycle.checkpoint.utf8_names import under_utf8_name
 from upcycle.errors import OutputError, TrainingError
 from upcycle.training.log import LOG_NAME, is_log
 from upcycle.utf8 import to_json

@@ -1,8 +1,8 @@
-"""One optimiser step, on any number of processes."""
+"""One optimiser step, on any number of processes: its rows, its rate and its bits."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +10,65 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from upcycle.data.order import batch_rows, micro_batch
-from upcycle.data.packing import IGNORED, PackedRows
+from upcycle.data.packing import IGNORED, PackedRows, batch_rows, micro_batch
 from upcycle.errors import TrainingError
 from upcycle.models.losses import LossSums, loss_sums
 from upcycle.options.train import TrainOptions
 from upcycle.training.models import parameter_groups
-from upcycle.training.schedule import learning_rate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """On a GPU, kernels whose sums have a fixed order: a resumed run then ends in the same bytes.
+
+    Not `warn_only`, under which cuDNN's attention keeps its other order. Measured without cost on
+    an H200. The CPU's kernels need no asking.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    was_on = torch.are_deterministic_algorithms_enabled()
+    was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=was_warning)
+
+
+# The last fifth of a warm-up-stable-decay run cools down by 1 - sqrt(progress)
+# (Hägele et al. 2024, arXiv:2405.18392, section 4).
+_COOLDOWN_SHARE = 0.2
+
+
+def learning_rate(step: int, recipe: TrainOptions) -> float:
+    """The rate of optimiser step `step`, counted from 0.
+
+    It rises linearly to the peak during the warm-up and reaches zero one step after the last,
+    except for "constant".
+    """
+    if step < recipe.warmup_steps:
+        return recipe.learning_rate * (step + 1) / recipe.warmup_steps
+    after_warmup = recipe.num_steps - recipe.warmup_steps
+    progress = (step - recipe.warmup_steps) / after_warmup if after_warmup else 0.0
+    return recipe.learning_rate * _shape(recipe.schedule, progress)
+
+
+def _shape(schedule: str, progress: float) -> float:
+    """The share of the peak at `progress` in [0, 1) after the warm-up."""
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "linear":
+        return 1 - progress
+    if schedule == "wsd":
+        cooldown = (progress - (1 - _COOLDOWN_SHARE)) / _COOLDOWN_SHARE
+        return 1.0 if cooldown <= 0 else 1 - math.sqrt(cooldown)
+    assert schedule == "constant", schedule
+    return 1.0
+
 
 # A run whose gradients stay broken would only burn time; single bad steps are passed over.
 MAX_SKIPPED_IN_A_ROW = 5

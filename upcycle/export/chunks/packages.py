@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.utf8_names import under_utf8_name
+from upcycle.checkpoint.files import under_utf8_name
 from upcycle.export.checks import check_chunk, check_graph
 from upcycle.export.chunks.decoders import cut_decoder
 from upcycle.export.chunks.sizes import prepared_for
