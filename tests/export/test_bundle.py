@@ -15,8 +15,8 @@ from upcycle.checkpoint.manifest import hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import OutputError
 from upcycle.export.bundle import staged_bundle, write_bundle
+from upcycle.program.chunked import bundle_folder
 from upcycle.program.graph import METADATA_KEY
-from upcycle.program.noted import bundle_folder
 
 MANIFEST = {
     "source": {"config.json": "x"},

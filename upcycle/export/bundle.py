@@ -11,7 +11,7 @@ from upcycle.checkpoint.files import chunks_of
 from upcycle.checkpoint.manifest import hash_folder, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, sync_tree, writing
-from upcycle.program.noted import bundle_folder
+from upcycle.program.chunked import bundle_folder
 
 TOKENIZER_FILE = "tokenizer.json"
 _TEMPLATE, _TEMPLATE_AS_JSON = "chat_template.jinja", "chat_template.json"

@@ -18,9 +18,8 @@ from upcycle.export.quantize.preparation import Prepared, prepare_quantization
 from upcycle.export.record import hub_name, write_export_manifest
 from upcycle.export.request import check_target, functions_of
 from upcycle.options.export import DEFAULTS, ExportOptions
-from upcycle.program.chunked import read_exported
+from upcycle.program.chunked import bundle_folder, read_exported
 from upcycle.program.graph import Function
-from upcycle.program.noted import bundle_folder
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore

@@ -12,9 +12,9 @@ from upcycle.errors import ExportError
 from upcycle.interpreter.prepare import Loaded
 from upcycle.parity.feeding import Feed, Runner
 from upcycle.parity.interface import check_interface
-from upcycle.program.chunked import read_exported
+from upcycle.program.chunked import check_hashes, read_exported
 from upcycle.program.graph import Graph
-from upcycle.program.noted import ExportManifest, check_hashes, required_manifest
+from upcycle.program.noted import ExportManifest, required_manifest
 from upcycle.program.signature import DECODE, INPUT_IDS, LOGITS, PREFILL
 
 END = 16  # tokens checked at the end of the context

@@ -12,7 +12,7 @@ from upcycle.export.quantize.schemes import load_quantization
 from upcycle.models.calibration_text import path_of
 from upcycle.options.export import ExportOptions
 from upcycle.pipeline.stage import Cost, Note, Precondition, Stage
-from upcycle.program.noted import bundle_folder
+from upcycle.program.chunked import bundle_folder
 from upcycle.progress import Watcher
 
 
