@@ -52,6 +52,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "calibration": ["/a b.txt", "builtin"],
         "calibration_weights": [0.75, 0.25],
         "calibration_window": 1024,
+        "refine_precision": "bf16",
         "calibration_tokens": 512,
         "refine": 3,
         "grouping": "search",

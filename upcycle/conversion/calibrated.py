@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion.layer_stream import LayerStream, ResidentLayer
 from upcycle.conversion.moments import advance_counting
-from upcycle.conversion.refine import Lesson, Refinement, Run, refine
+from upcycle.conversion.refine import Lesson, Refinement, Run, multiplies_bf16, refine
 from upcycle.errors import FamilyError
 from upcycle.families import Role, family_in
 from upcycle.heads.grouping import search_groups
@@ -75,6 +75,7 @@ class CalibratedConversion:
         todo: a plan that lowers the number of KV heads.
         rows: [B, T] token ids, see `calibration_rows`.
         refine_steps: of the optimiser, for each layer; 0 for none.
+        refine_precision: see `ConvertOptions`.
         search: whether to search which heads share one, instead of neighbours.
         device: where layers run.
 
@@ -90,6 +91,7 @@ class CalibratedConversion:
         rows: Tensor,
         *,
         refine_steps: int = 0,
+        refine_precision: str = "auto",
         search: bool = False,
         device: str = "auto",
     ) -> None:
@@ -99,6 +101,7 @@ class CalibratedConversion:
         self._family = family_in(checkpoint)
         self._method = get_method(todo.method)
         self._steps = refine_steps
+        self._precision = refine_precision
         self._search = search
         self._next = 0
         self._source = LayerStream(checkpoint, rows.shape[1], device=device)
@@ -254,6 +257,8 @@ class CalibratedConversion:
             seed=self._plan.seed * 1_000_003 + layer.index,
             device=layer.device,
             dtypes={role: tensor.dtype for role, tensor in tensors.items()},
+            in_bf16=self._precision == "bf16"
+            or (self._precision == "auto" and multiplies_bf16(layer.device)),
             tell=tell,
         )
 

@@ -135,6 +135,7 @@ def merge_layers(
         todo,
         rows,
         refine_steps=options.refine,
+        refine_precision=options.refine_precision,
         search=options.grouping == "search",
         device=options.device,
     )

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from upcycle.errors import FamilyError
+from upcycle.models.causal_blocks import causal_attention, is_causal, runs_in_bf16_on_cpu
 
 OBSERVED = "upcycle_observed"
 # Passed along by transformers' models; what a sliding window hides, the mask hides.
@@ -158,7 +159,10 @@ def observed_attention(
     scores = AttentionScores(query, key, value, attention_mask, factor, softcap, s_aux)
     if OBSERVED in module.__dict__:
         module.__dict__[OBSERVED].append(scores)
-    if softcap is None and s_aux is None:
+    plain = softcap is None and s_aux is None
+    if plain and runs_in_bf16_on_cpu(query) and is_causal(attention_mask):
+        return causal_attention(query, key, value, factor).transpose(1, 2), None
+    if plain:
         attended = nn.functional.scaled_dot_product_attention(
             query, key, value, attention_mask, scale=factor, enable_gqa=scores.group > 1
         )
