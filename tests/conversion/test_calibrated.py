@@ -84,7 +84,7 @@ def test_refining_lowers_the_error_on_held_out_rows(tmp_path: Path, text: Path, 
         calibration_tokens=2048,
         refine=30,
     )
-    refined = [layer["refinement"] for layer in result.manifest["result"]["layers"]]
+    refined = [layer["refinement"] for layer in result.manifest.document["result"]["layers"]]
     assert all(layer["after"] <= layer["before"] for layer in refined)
     assert sum(layer["after"] for layer in refined) < 0.95 * sum(
         layer["before"] for layer in refined

@@ -60,12 +60,12 @@ def test_a_source_with_a_template_writes_chats(source: Path, tmp_path: Path) -> 
     assert all(each in (["user", "assistant"], ["user", "assistant"] * 2) for each in turns)
     assert ["user", "assistant"] * 2 in turns
     assert all(message["content"] for row in rows for message in row["messages"])
-    own = made.manifest["result"]["own_text"]
+    own = made.manifest.document["result"]["own_text"]
     assert own["hash"] == hash_file(path)
     assert (own["file"], own["kept"], own["chats"]) == (path.name, len(rows), True)
     assert own["tokens"] >= 2048
     assert own["temperature"] == sampling.TEMPERATURE
-    assert made.manifest["options"]["calibration"] == ["self"]
+    assert made.manifest.document["options"]["calibration"] == ["self"]
     assert sorted(each.name for each in tmp_path.iterdir()) == [path.name[:3], path.name, "source"]
     assert not [each.name for each in (tmp_path / "out").iterdir() if each.name[0] == "."]
 
@@ -120,7 +120,7 @@ def test_a_source_without_a_template_writes_pages(tmp_path: Path) -> None:
     made = convert(source, tmp_path / "out", calibration=["self"], **SMALL)
     rows = (tmp_path / "out.calibration.jsonl").read_text().splitlines()
     assert all(list(json.loads(row)) == ["text"] for row in rows)
-    own = made.manifest["result"]["own_text"]
+    own = made.manifest.document["result"]["own_text"]
     assert not own["chats"]
     assert "pages from BOS alone, as there is no chat template" in own["summary"]
 
@@ -166,7 +166,7 @@ def test_a_mixture_without_weights_is_even(source: Path, tmp_path: Path) -> None
     assert MergeOptions(calibration=("self",)).shares == ()
     assert MergeOptions(calibration=(text, text)).shares == ()
     made = convert(source, tmp_path / "out", calibration=["self", text], **SMALL)
-    assert 1024 <= made.manifest["result"]["own_text"]["tokens"] < 2048
+    assert 1024 <= made.manifest.document["result"]["own_text"]["tokens"] < 2048
 
 
 def test_what_is_not_seen_is_told(source: Path, tmp_path: Path) -> None:

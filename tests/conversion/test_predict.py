@@ -37,7 +37,7 @@ def test_fewer_heads_cost_more_and_conversion_measures_the_same(tmp_path: Path, 
     result = convert(
         source, tmp_path / "out", kv_heads=2, calibration=[text], calibration_tokens=1024
     )
-    for layer, made in zip(found.layers, result.manifest["result"]["layers"], strict=True):
+    for layer, made in zip(found.layers, result.manifest.document["result"]["layers"], strict=True):
         assert made["residual"]["keys"] == pytest.approx(layer.residuals[2].keys, rel=1e-9)
         assert made["residual"]["values"] == pytest.approx(layer.residuals[2].values, rel=1e-9)
 

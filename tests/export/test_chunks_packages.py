@@ -92,7 +92,7 @@ def test_a_runner_for_each_chunk_does_the_same(chunked: ExportResult) -> None:
 
 def test_inputs_outputs_and_states_of_the_chunks(chunked: ExportResult) -> None:
     parts = graphs(chunked)
-    layers = [chunk["num_layers"] for chunk in chunked.manifest["result"]["chunks"]]
+    layers = [chunk["num_layers"] for chunk in chunked.manifest.document["result"]["chunks"]]
     assert layers == [1, 2, 1]
     for graph, count in zip(parts, layers, strict=True):
         assert set(graph.functions) == {"main", "prefill"}
@@ -224,7 +224,7 @@ def test_quantised_chunks_are_measured_as_they_are_stored(
 ) -> None:
     options = ExportOptions(context=32, quantize=quantize, untie=untie, chunk_size=95_000)
     result = export_coreml(source, tmp_path / "cut", options)
-    chunks = result.manifest["result"]["chunks"]
+    chunks = result.manifest.document["result"]["chunks"]
     assert [chunk["num_layers"] for chunk in chunks] == [2, 2]
     assert max(chunk["weight_bytes"] for chunk in chunks) <= 95_000
     assert check_export(source, result.package, tokens=8).passed

@@ -117,7 +117,7 @@ def test_functions_share_their_weights(
 
 def test_an_asset_says_what_made_it(exported: ExportResult) -> None:
     asset = Asset.read(exported.package)
-    assert asset.manifest.document == exported.manifest
+    assert asset.manifest.document == exported.manifest.document
     options = asset.manifest.options.document
     assert options["target"] == "coreai"
     assert options["dtype"] == "float16"

@@ -103,7 +103,10 @@ def test_quantised_functions_share_their_weights(shallow: Path, tmp_path: Path) 
         histogram = one.functions[name].histogram
         assert histogram["constexpr_blockwise_shift_scale"] == 7 + 2
     assert one.quantization is not None
-    assert one.manifest["result"]["quantization"]["roles"] == one.quantization.record()["roles"]
+    assert (
+        one.manifest.document["result"]["quantization"]["roles"]
+        == one.quantization.record()["roles"]
+    )
     folder = tmp_path / "0-tokenizer"
     assert {"tokenizer.json", "config.json", "upcycle.json"} <= {p.name for p in folder.iterdir()}
 

@@ -77,7 +77,7 @@ def test_the_metadata_says_what_made_it(exported: ExportResult) -> None:
     metadata = read_graph(exported.package).metadata
     assert metadata["co.huggingface.exporters.name"] == "source"
     manifest = json.loads(metadata["upcycle"])
-    assert manifest == exported.manifest
+    assert manifest == exported.manifest.document
     assert manifest["options"] == exported.options.noted()
     assert manifest["result"]["decoder"]["masks"] == {"causalMask": None}
     assert set(manifest["source"]) == {"config.json", "model.safetensors"}

@@ -12,7 +12,6 @@ from upcycle.interpreter.interpreter import Interpreter
 from upcycle.interpreter.prepare import Loaded
 from upcycle.options.export import ExportOptions
 from upcycle.program.host_cache import HostCache
-from upcycle.program.noted import check_manifest
 from upcycle.program.reading import read_graph
 
 CONTEXT, PREFILL = 32, 8
@@ -42,7 +41,7 @@ def test_prefill_and_decode_give_the_models_logits(attention: str, tmp_path: Pat
     with torch.no_grad():
         expected = tiny_model("gemma2", **SETTINGS)(tokens).logits[0]
     interpreter = Interpreter(Loaded(read_graph(exported.package)), half=False)
-    cache = HostCache.of(check_manifest(exported.manifest, ""))
+    cache = HostCache.of(exported.manifest)
     calls = [("prefill", part) for part in tokens[:, : 2 * PREFILL].split(PREFILL, 1)]
     calls += [("main", part) for part in tokens[:, 2 * PREFILL :].split(1, 1)]
     found = []

@@ -69,7 +69,7 @@ def test_the_output_names_no_code_and_has_none(tmp_path: Path, phi3: Path) -> No
     assert sorted(result.left_behind) == code
     assert [path.name for path in (tmp_path / "out").glob("*.py")] == ["sample_finetune.py"]
     assert torch.equal(logits(load(tmp_path / "out")), expected)
-    assert result.manifest["result"]["warnings"] == [str(told[0].message)]
+    assert result.manifest.document["result"]["warnings"] == [str(told[0].message)]
 
 
 def test_strict_says_what_to_remove(tmp_path: Path, phi3: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_sound_source_is_recorded_as_before(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "source")
     result = convert(source, tmp_path / "out", kv_heads=2, strict=True)
     assert result.warnings == []
-    assert set(result.manifest["result"]) == {
+    assert set(result.manifest.document["result"]) == {
         "files",
         "method_reference",
         "layers",

@@ -41,7 +41,7 @@ def test_the_class_and_its_version_are_named(tmp_path: Path, source: Path) -> No
     (words,) = [str(entry.message) for entry in told]
     assert f"transformers {version('transformers')} refuses the configuration" in words
     assert WORDS in words
-    assert result.manifest["result"]["class"]["refused"] == words
+    assert result.manifest.document["result"]["class"]["refused"] == words
 
 
 def test_strict_refuses_it(tmp_path: Path, source: Path) -> None:

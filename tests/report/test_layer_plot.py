@@ -18,7 +18,7 @@ def test_a_calibrated_conversion_is_drawn(tmp_path: Path) -> None:
     for name, options in {"mean": {}, "lowrank": {"calibration": [text], "refine": 2}}.items():
         tokens = {"calibration_tokens": 512} if options else {}
         result = convert(source, tmp_path / name, kv_heads=2, **options, **tokens)
-        shown["provenance"][1]["manifest"] = json.loads(json.dumps(result.manifest))
+        shown["provenance"][1]["manifest"] = json.loads(json.dumps(result.manifest.document))
         html = render_html(typed(shown))
         assert (HEADING in html) == (name == "lowrank")
         assert ("output error before refining" in html) == (name == "lowrank")
@@ -31,7 +31,7 @@ def test_residuals_are_fractions(tmp_path: Path) -> None:
     result = convert(
         source, tmp_path / "out", kv_heads=2, calibration=[text], calibration_tokens=512
     )
-    for layer in result.manifest["result"]["layers"]:
+    for layer in result.manifest.document["result"]["layers"]:
         assert 0 <= layer["residual"]["keys"] <= 1
         assert 0 <= layer["residual"]["values"] <= 1
         assert layer["refinement"] is None

@@ -118,8 +118,8 @@ def write_manifest(
     options: Mapping[str, Any],
     libraries: Iterable[str],
     result: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Write the manifest of one stage and return what is in it.
+) -> Manifest:
+    """Write the manifest of one stage and return it.
 
     It holds no times, host names or absolute paths.
 
@@ -143,7 +143,7 @@ def write_manifest(
     )
     text = to_json(document, indent=2, sort_keys=True) + "\n"
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
-    return document
+    return Manifest.model_validate(document)
 
 
 def versions(libraries: Iterable[str]) -> dict[str, str]:

@@ -30,7 +30,6 @@ def convert_command(
     ] = False,
 ) -> Outcome:
     """Merge the KV heads of SRC into OUT, a plain Hugging Face checkpoint."""
-    from upcycle.checkpoint.manifest import Manifest
     from upcycle.checkpoint.staging import staging_folder
     from upcycle.conversion.convert import convert, extra_method
 
@@ -54,7 +53,7 @@ def convert_command(
             f"resumed: {result.resumed_shards} of {len(result.plan.shards)} shards were finished, "
             "and are unchanged"
         )
-    if own := result.manifest["result"].get("own_text"):
+    if own := result.manifest.result.document.get("own_text"):
         console.print(f"{own['file']}: {own['summary']}")
     copies = sum(isinstance(op, Copy) for op in result.plan.operations)
     console.print(f"{copies} tensors were copied, and compared byte by byte after writing")
@@ -64,14 +63,14 @@ def convert_command(
     for line in result.left_behind_lines:
         console.print(line)
     console.print(serving_line(result.plan.source_shape.num_attention_heads, kv_heads))
-    _show_layers(console, measured_layers(Manifest.model_validate(result.manifest)))
+    _show_layers(console, measured_layers(result.manifest))
     console.print(_advice(before, kv_heads, result.plan.method, options.refine))
     for warning in result.plan.warnings:
         warn(warning)
     return Outcome(
         {
             "output": str(output),
-            "manifest": dict(result.manifest),
+            "manifest": result.manifest.document,
             "left_behind": result.left_behind,
             "resumed_shards": result.resumed_shards,
             "warnings": [*result.warnings, *result.plan.warnings],

@@ -55,7 +55,7 @@ def export_command(
         f"({format_bytes(kv_tile_bytes)}), {format_bytes(cache)} of KV cache for "
         f"{options.context} tokens"
     )
-    for chunk in result.manifest["result"].get("chunks", ()):
+    for chunk in result.manifest.result.document.get("chunks", ()):
         _show_chunk(console, chunk)
     if options.prefill is not None:
         console.print(f"the function `prefill` takes {options.prefill} tokens per call")
@@ -78,7 +78,7 @@ def export_command(
             "kv_tile_bytes": kv_tile_bytes,
             "kv_cache_bytes": cache,
             "notes": notes,
-            "manifest": result.manifest,
+            "manifest": result.manifest.document,
         }
     )
 

@@ -9,6 +9,7 @@ import xxhash
 
 from upcycle.checkpoint.files import check_files, chunks_of
 from upcycle.checkpoint.manifest import (
+    Manifest,
     hash_file,
     hash_folder,
     sha256_file,
@@ -61,7 +62,7 @@ class ConversionResult:
 
     Attributes:
         plan: the plan that was carried out.
-        manifest: the content of the output's `upcycle.json`.
+        manifest: the output's `upcycle.json`.
         left_behind: weights in other formats, and the model's own code, which the source folder
             holds and the output does not.
         resumed_shards: files that an earlier run had finished.
@@ -70,7 +71,7 @@ class ConversionResult:
     """
 
     plan: Plan
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     left_behind: list[str]
     resumed_shards: int
     warnings: list[str]

@@ -8,7 +8,7 @@ from typing import Any
 
 from upcycle import stopping
 from upcycle.checkpoint.files import chunks_of
-from upcycle.checkpoint.manifest import hash_folder, write_manifest
+from upcycle.checkpoint.manifest import Manifest, hash_folder, write_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, sync_tree, writing
 from upcycle.program.chunked import bundle_folder
@@ -49,7 +49,7 @@ def staged_bundle(
 
 def write_bundle(
     checkpoint: Checkpoint, folder: Path, *, package: Path | None, manifest: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Manifest:
     """Copy what a checkpoint has of the tokenizer and its settings, and note what belongs together.
 
     Args:

@@ -20,6 +20,7 @@ from upcycle.export.request import check_target, functions_of
 from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.chunked import bundle_folder, read_exported
 from upcycle.program.graph import Function
+from upcycle.program.noted import ExportManifest
 from upcycle.program.reading import read_graph
 from upcycle.program.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore
@@ -37,7 +38,7 @@ class ExportResult:
         shape: the decoder's numbers.
         options: what was asked for.
         functions: the graphs of the saved package by name, those of chunks joined.
-        manifest: the document stored in the package's metadata, or in the folder.
+        manifest: what is noted in the package's metadata, or in the folder.
         quantization: how the weights are stored, None for fp16.
     """
 
@@ -45,7 +46,7 @@ class ExportResult:
     shape: DecoderShape
     options: ExportOptions
     functions: Mapping[str, Function]
-    manifest: dict[str, Any]
+    manifest: ExportManifest
     quantization: Prepared | None = None
 
     @property
@@ -140,7 +141,8 @@ def export_coreml(
             functions = read_graph(package).functions
             write_bundle(opened, folder, package=package, manifest=manifest)
     step("")
-    return ExportResult(output, shape, options, functions, manifest, prepared)
+    noted = ExportManifest.model_validate(manifest)
+    return ExportResult(output, shape, options, functions, noted, prepared)
 
 
 def _check_libraries() -> None:
@@ -168,4 +170,4 @@ def _manifest(
             options,
             libraries=_LIBRARIES,
             quantization=prepared.record() if prepared else None,
-        )
+        ).document

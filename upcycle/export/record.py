@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from upcycle.checkpoint.manifest import hash_file, write_manifest
+from upcycle.checkpoint.manifest import Manifest, hash_file, write_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.export.decoder import DecoderShape
 from upcycle.options.export import ExportOptions
@@ -30,7 +30,7 @@ def write_export_manifest(
     libraries: Iterable[str],
     target: Mapping[str, Any] | None = None,
     quantization: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Manifest:
     """Write the manifest of an export and return it, see `write_manifest`.
 
     Args:

@@ -25,7 +25,7 @@ def device_notes(result: ExportResult, *, core_ai: bool) -> list[str]:
 
 
 def _core_ml_notes(result: ExportResult) -> Iterator[str]:
-    graph = Graph(result.functions, {METADATA_KEY: json.dumps(result.manifest)}, DECODE)
+    graph = Graph(result.functions, {METADATA_KEY: json.dumps(result.manifest.document)}, DECODE)
     seen = set()
     for found in lint_graph(graph):
         if found.lint in _TOLD and found.lint not in seen:

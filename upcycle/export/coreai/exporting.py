@@ -81,12 +81,13 @@ def export_coreai(
         )
         step("checking")
         graph = read_program(asset)
-        check_program(graph, check_manifest(manifest, str(output)), str(output))
+        noted = check_manifest(manifest.document, str(output))
+        check_program(graph, noted, str(output))
         graphs = graph.functions
         for function in graphs.values():
             check_graph(function, shape, options)
     step("")
-    return ExportResult(output, shape, options, graphs, manifest)
+    return ExportResult(output, shape, options, graphs, noted)
 
 
 def _check_request(output: Path, options: ExportOptions, dtype: str) -> None:
