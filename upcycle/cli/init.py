@@ -131,7 +131,7 @@ def _values(
     }
     notes = {
         "convert.kv_heads": f"The source has {now}; valid: {', '.join(map(str, valid))}.",
-        "convert.calibration": "Text like the model's own is better than the builtin.",
+        "convert.calibration": "Text like the model's own is better; for a chat model add self.",
         "train.data.sources": "Paths here are relative to this file.",
         "train.learning_rate": "About a tenth of the source's own peak is a start.",
     }
