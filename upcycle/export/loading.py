@@ -164,7 +164,7 @@ def _check_head(model: Any, parts: int) -> None:
         raise ExportError(
             f"an output head of {rows} rows cannot have {parts} parts",
             where="--split-head",
-            fix=f"pass {rows} or less, or leave it out",
+            fix=f"pass {rows} or less, or omit it",
         )
 
 

@@ -30,7 +30,7 @@ def check_target(output: Path, suffix: str, options: ExportOptions) -> None:
         raise ExportError(
             f"chunks go into a folder, and {output.name} is named like one {suffix}",
             where=str(output),
-            fix=f"name it {stem}, or leave --chunk-size away",
+            fix=f"name it {stem}, or omit --chunk-size",
         )
     if options.chunk_size is None and output.suffix != suffix:
         nameless = output.name in ("", "..", suffix)
@@ -43,5 +43,5 @@ def check_target(output: Path, suffix: str, options: ExportOptions) -> None:
         raise ExportError(
             "there is nothing to untie in fp16",
             where="--untie",
-            fix="pass --quantize too, or leave --untie away",
+            fix="pass --quantize too, or omit --untie",
         )

@@ -58,5 +58,5 @@ def device_named(name: str) -> Device:
     raise UpcycleError(
         f"unknown device {name!r}",
         where="--gpu",
-        fix=f"choose one of {', '.join(device.name for device in devices())}, or leave it out",
+        fix=f"choose one of {', '.join(device.name for device in devices())}, or omit it",
     )

@@ -299,7 +299,7 @@ def _sharded(shards: tuple[PlannedShard, ...], max_shard_size: int) -> tuple[Pla
         raise PlanError(
             f"a file cannot hold {max_shard_size} bytes",
             where="--max-shard-size",
-            fix="give a size such as 5GB, or leave it out to keep the source's files",
+            fix="give a size such as 5GB, or omit it to keep the source's files",
         )
     operations = [operation for shard in shards for operation in shard.operations]
     parts = split_by_size([operation.output.nbytes for operation in operations], max_shard_size)

@@ -61,7 +61,7 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
             raise refuse(
                 f"training with {what} is not supported",
                 name,
-                f"train on the CPU, CUDA or MPS: leave it away, or {_PLAIN}",
+                f"train on the CPU, CUDA or MPS: omit it, or {_PLAIN}",
             )
     if value("PJRT_DEVICE") == "tpu":
         raise refuse(

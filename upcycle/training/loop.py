@@ -104,7 +104,7 @@ def uptrain(
         raise TrainingError(
             "only a run that goes on can be changed",
             where="--allow-change",
-            fix="pass --resume too, or leave --allow-change away",
+            fix="pass --resume too, or omit --allow-change",
         )
     accelerator = _accelerator()
     checkpoint, source = Checkpoint.open(student), Checkpoint.open(teacher)

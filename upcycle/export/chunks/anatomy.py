@@ -105,7 +105,7 @@ class _Observer:
             raise ExportError(
                 f"{type(layer).__name__} gives more than the hidden states to the next layer",
                 where=f"layer {self._finished - 1}",
-                fix="leave --chunk-size away",
+                fix="omit --chunk-size",
             )
 
 

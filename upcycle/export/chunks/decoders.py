@@ -210,5 +210,5 @@ def _check_chain(whole: Any, chunks: Sequence[ChunkDecoder]) -> None:
         tolerance=_TOLERANCE,
         what="the chunks, whose layers know more of each other than the hidden states,",
         where=type(whole.model).__name__,
-        fix="leave --chunk-size away",
+        fix="omit --chunk-size",
     )

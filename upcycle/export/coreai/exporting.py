@@ -97,7 +97,7 @@ def _check_request(output: Path, options: ExportOptions, dtype: str) -> None:
             raise ExportError(
                 f"Core AI assets have no {option}",
                 where=option,
-                fix="leave it away, or export for Core ML",
+                fix="omit it, or export for Core ML",
             )
     check_target(output, SUFFIX, options)
     if dtype not in DTYPES:

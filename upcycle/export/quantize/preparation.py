@@ -105,7 +105,7 @@ def prepare_quantization(
             raise ExportError(
                 "the output matrix is not tied to the embedding",
                 where="--untie",
-                fix="leave --untie away; both have their own scheme already",
+                fix="omit --untie; both have their own scheme already",
             )
         untie(model)
     weights = {weight.name: weight for weight in find_weights(model)}
@@ -134,6 +134,6 @@ def _check_untied(quantization: Quantization) -> None:
         raise ExportError(
             f"the embedding and the output matrix would both be {quantization.lm_head or 'fp16'}",
             where="--untie",
-            fix="leave --untie away, or give lm_head and embedding different schemes in a YAML "
+            fix="omit --untie, or give lm_head and embedding different schemes in a YAML "
             "file given to --quantize",
         )
