@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.conversion.streams import some_ids
-from tests.tiny import kv_settings, tiny_checkpoint
+from tests.tiny import FAMILIES, MULTI_QUERY, convert, kv_settings, tiny_checkpoint
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.conversion import refine as refine_module
 from upcycle.conversion.calibrated import CalibratedConversion, adds_attention
 from upcycle.conversion.layer_stream import LayerStream
-from upcycle.conversion.refine import Lesson, Refinement, refine
+from upcycle.conversion.refine import Lesson, Refinement, multiplies_bf16, refine
 from upcycle.errors import DataError, FamilyError
 from upcycle.planning import plan
 
@@ -172,3 +172,45 @@ def test_attention_that_is_taken_apart_in_memory_is_refused(tmp_path: Path) -> N
     conversion = CalibratedConversion(checkpoint, todo, some_ids(), refine_steps=1, device="cpu")
     with pytest.raises(FamilyError, match="sarvam_moe"):
         list(conversion.layers())
+
+
+# Classes that take attention's output apart in a way of their own, or have no plain attention.
+SHOWN = ("afmoe", "falcon", "gemma2", "gpt_oss", "llama", "phi")
+TAKES_APART = ("sarvam_moe",)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name in SHOWN else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted({*FAMILIES} - {*TAKES_APART})
+    ],
+)
+def test_every_class_is_fitted_in_bf16_as_well(model_type: str, tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", model_type)
+    reached = {}
+    for precision in ("fp32", "bf16"):
+        made = convert(
+            source,
+            tmp_path / precision,
+            kv_heads=1 if model_type in MULTI_QUERY else 2,
+            calibration=["builtin"],
+            calibration_tokens=1024,
+            calibration_window=128,
+            refine=4,
+            refine_precision=precision,
+        )
+        fits = [layer["refinement"] for layer in made.manifest.result.document["layers"]]
+        assert all(fit["precision"] == precision for fit in fits)
+        reached[precision] = [fit["after"] for fit in fits]
+    for exact, fast in zip(reached["fp32"], reached["bf16"], strict=True):
+        assert fast <= 1.05 * exact + 1e-6
+
+
+def test_only_a_cpu_chooses_bf16_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in ({"avx512_bf16": True}, {"amx_bf16": True}, {"avx512_bf16": False}, {}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known, raising=False)
+        assert multiplies_bf16("cpu") == any(known.values())
+        assert not multiplies_bf16("cuda")
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not multiplies_bf16("cpu")

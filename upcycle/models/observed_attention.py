@@ -161,12 +161,13 @@ def observed_attention(
         module.__dict__[OBSERVED].append(scores)
     plain = softcap is None and s_aux is None
     if plain and runs_in_bf16_on_cpu(query) and is_causal(attention_mask):
-        return causal_attention(query, key, value, factor).transpose(1, 2), None
+        attended = causal_attention(query, key, value, factor)
+        return attended.transpose(1, 2).contiguous(), None
     if plain:
         attended = nn.functional.scaled_dot_product_attention(
             query, key, value, attention_mask, scale=factor, enable_gqa=scores.group > 1
         )
-        return attended.transpose(1, 2), None
+        return attended.transpose(1, 2).contiguous(), None
     heads = [scores.attended(head) for head in range(query.shape[1])]
     return torch.stack(heads, 2), None
 
