@@ -252,7 +252,7 @@ def test_the_manifest_names_its_inputs_and_nothing_of_this_machine(tmp_path: Pat
         "calibration_tokens": None,
         "calibration_window": None,
         "refine": 0,
-        "refine_precision": "auto",
+        "refine_precision": "fp32",
         "grouping": "contiguous",
         "seed": 0,
         "dtype": None,

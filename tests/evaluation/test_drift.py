@@ -13,7 +13,7 @@ from tests.tiny import convert, tiny_checkpoint
 from upcycle.cli import sweep as _sweep  # noqa: F401 - registers the command
 from upcycle.cli.app import app
 from upcycle.errors import DeviceError, EvaluationError, PlanError
-from upcycle.evaluation.results import DriftSweep
+from upcycle.evaluation.drift import DriftSweep
 from upcycle.kvcache.counting import count_attention
 from upcycle.models.loading import load_model
 from upcycle.options.convert import MergeOptions

@@ -11,7 +11,7 @@ from upcycle.cli.arguments import HtmlFile, KvDtype, Source
 from upcycle.cli.console import Console, Outcome, command
 from upcycle.cli.flags import Only
 from upcycle.errors import PlanError
-from upcycle.evaluation.results import DriftSweep
+from upcycle.evaluation.drift import DriftSweep
 from upcycle.kvcache.cache_dtype import asked_dtype
 from upcycle.kvcache.layout import config_of
 from upcycle.options.convert import MergeOptions

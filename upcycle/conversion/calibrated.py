@@ -91,7 +91,7 @@ class CalibratedConversion:
         rows: Tensor,
         *,
         refine_steps: int = 0,
-        refine_precision: str = "auto",
+        refine_precision: str = "fp32",
         search: bool = False,
         device: str = "auto",
     ) -> None:

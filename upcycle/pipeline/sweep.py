@@ -18,8 +18,8 @@ from upcycle.checkpoint.staging import scratch_folder
 from upcycle.conversion.convert import check_request, convert
 from upcycle.conversion.own_text import own_text_once
 from upcycle.errors import EvaluationError
+from upcycle.evaluation.drift import Difference, Drift, DriftSweep
 from upcycle.evaluation.held_out import read_held_out
-from upcycle.evaluation.results import Difference, Drift, DriftSweep
 from upcycle.evaluation.scoring import Batch, batch_size_for, make_batches
 from upcycle.families.implied import shape_in
 from upcycle.families.retargets.view import retargeted

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from upcycle.evaluation.results import Difference, Drift, DriftSweep
+from upcycle.evaluation.drift import Difference, Drift, DriftSweep
 from upcycle.kvcache.cache_dtype import cache_dtype
 from upcycle.kvcache.layout import Entry
 from upcycle.pages.formatting import NBSP, binary_bytes, factor, integer

@@ -26,11 +26,7 @@ from upcycle.training.facts import run_facts, target_share, training_rows
 from upcycle.training.isolation import check_isolation
 from upcycle.training.launch import check_launch
 from upcycle.training.log import LOG_NAME, RunLog
-from upcycle.training.models import (
-    check_vocabulary,
-    choose_trainable,
-    stored_names,
-)
+from upcycle.training.models import check_vocabulary, choose_trainable, stored_names
 from upcycle.training.recovery import diverged, kept, set_aside, without_targets
 from upcycle.training.result import TrainResult, weights_moved, write_result
 from upcycle.training.state import (
