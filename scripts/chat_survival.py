@@ -18,7 +18,7 @@ import torch
 from chat_prompts import Turn, chats
 
 from upcycle.models.loading import choose_device, load_model, load_tokenizer
-from upcycle.models.sampling import is_loop
+from upcycle.models.sampling import continued, is_loop
 
 BATCH = 20
 
@@ -68,7 +68,13 @@ def answers(model: Any, tokenizer: Any, new_tokens: int) -> list[tuple[list[str]
         for turn in range(2):
             for chat, turns in zip(messages, batch, strict=True):
                 chat.append({"role": "user", "content": turns[turn].text})
-            written = continued(model, tokenizer, messages, new_tokens)
+            prompts = [
+                tokenizer.apply_chat_template(
+                    chat, add_generation_prompt=True, tokenize=True, return_dict=True
+                )["input_ids"]
+                for chat in messages
+            ]
+            written = continued(model, tokenizer, prompts, new_tokens)
             for chat, problems, turns, ids in zip(messages, broken, batch, written, strict=True):
                 text = tokenizer.decode(ids, skip_special_tokens=True).strip()
                 chat.append({"role": "assistant", "content": text})
@@ -86,35 +92,6 @@ def problems_of(text: str, ids: list[int], turn: Turn) -> list[str]:
         return ["empty"]
     names = [name for name, holds in turn.rules.items() if not holds(text)]
     return [*names, *(["loop"] if is_loop(ids) else [])]
-
-
-def continued(model: Any, tokenizer: Any, messages: Any, new_tokens: int) -> list[list[int]]:
-    """Greedy answers, up to the token that ends each."""
-    stated = model.generation_config.eos_token_id
-    ends = {*(stated if isinstance(stated, list) else [stated]), tokenizer.eos_token_id} - {None}
-    prompts = [
-        tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
-        for chat in messages
-    ]
-    longest = max(map(len, prompts))
-    padding = min(ends)
-    ids = torch.tensor([[padding] * (longest - len(p)) + p for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    made = model.generate(
-        ids,
-        attention_mask=mask.to(model.device),
-        do_sample=False,
-        temperature=None,
-        top_p=None,
-        top_k=None,
-        max_new_tokens=new_tokens,
-        eos_token_id=sorted(ends),
-        pad_token_id=padding,
-    )[:, longest:].tolist()
-    cut = [next((n for n, token in enumerate(row) if token in ends), len(row)) for row in made]
-    return [row[:end] for row, end in zip(made, cut, strict=True)]
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:

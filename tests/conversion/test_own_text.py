@@ -279,3 +279,40 @@ def test_loops_are_told_from_text() -> None:
     assert is_loop([1, 2, 3, 4, 5, 6, 7] * 8)
     assert not is_loop(list(range(60)))
     assert not is_loop([1, 2, 1, 2, 1])  # too short to be one
+
+
+@pytest.mark.parametrize("temperature", [None, 1.0])
+@pytest.mark.parametrize(
+    "setting", [("top_p", 0.05), ("top_k", 1), ("min_p", 0.9), ("repetition_penalty", 9.0)]
+)
+def test_what_the_checkpoint_says_of_sampling_counts_for_nothing(
+    setting: tuple[str, float], temperature: float | None
+) -> None:
+    model, tokenizer = tiny_model(max_position_embeddings=64), byte_tokenizer()
+
+    def written() -> list[list[int]]:
+        torch.manual_seed(0)
+        prompts = [[1, 2, 3], [4, 5]]
+        return sampling.continued(model, tokenizer, prompts, 20, temperature=temperature)
+
+    expected = written()
+    setattr(model.generation_config, *setting)
+    assert written() == expected
+    assert getattr(model.generation_config, setting[0]) == setting[1]
+
+
+def test_greedy_text_is_the_likeliest_and_ends_where_the_checkpoint_says() -> None:
+    model, tokenizer = tiny_model(max_position_embeddings=64), byte_tokenizer()
+    prompts, expected = [[1, 2, 3], [4, 5]], []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(12):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        expected.append(ids[len(prompt) :])
+    assert sampling.continued(model, tokenizer, prompts, 12) == expected
+    end = expected[0][5]
+    model.generation_config.eos_token_id = [0, end]
+    assert (
+        sampling.continued(model, tokenizer, prompts[:1], 12)[0]
+        == (expected[0][: expected[0].index(end) + 1])
+    )

@@ -202,7 +202,7 @@ class _Writer:
         elif is_loop(ids):
             self.text.loops += 1
         else:
-            self.text.unfinished += not self._ends(ids)
+            self.text.unfinished += ids[-1] not in end_ids(self.model, self.tokenizer)
             return text
         dropped = self.text.empty + self.text.loops
         if self._looked_at >= _LOOKED_AT and self._looked_at - dropped < _USEFUL * self._looked_at:
@@ -214,50 +214,77 @@ class _Writer:
             )
         return None
 
-    def _ends(self, ids: Sequence[int]) -> bool:
-        return bool(ids) and ids[-1] in self._end_ids()
-
-    def _end_ids(self) -> list[int]:
-        stated = self.model.generation_config.eos_token_id
-        ends = stated if isinstance(stated, list) else [stated]
-        return sorted({i for i in (*ends, self.tokenizer.eos_token_id) if i is not None})
-
     def _continued(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """What the model adds to each prompt, up to and with the token that ends it."""
-        from transformers import GenerationConfig
+        """What the model adds to each prompt."""
+        return continued(
+            self.model, self.tokenizer, prompts, new_tokens, temperature=self.text.temperature
+        )
 
-        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        fitting = [
-            index
-            for index, ids in enumerate(prompts)
-            if positions is None or len(ids) + _SHORTEST <= positions
-        ]
-        if not fitting:
-            return [[] for _ in prompts]
-        longest = max(len(prompts[index]) for index in fitting)
-        room = new_tokens if positions is None else min(new_tokens, positions - longest)
-        ends = self._end_ids()
-        padding = ends[0] if ends else 0
-        padded = [[padding] * (longest - len(prompts[i])) + [*prompts[i]] for i in fitting]
-        mask = [[0] * (longest - len(prompts[i])) + [1] * len(prompts[i]) for i in fitting]
-        settings = GenerationConfig(
-            do_sample=True,
-            temperature=self.text.temperature,
-            top_k=0,
-            max_new_tokens=room,
-            eos_token_id=ends or None,
-            pad_token_id=padding,
+
+def end_ids(model: Any, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens that end a model's text, by its own settings and its tokenizer."""
+    stated = model.generation_config.eos_token_id
+    ends = stated if isinstance(stated, list) else [stated]
+    return sorted({i for i in (*ends, tokenizer.eos_token_id) if i is not None})
+
+
+def continued(
+    model: Any,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    *,
+    temperature: float | None = None,
+) -> list[list[int]]:
+    """What a model adds to each prompt of a batch, up to and with the token that ends it.
+
+    The checkpoint's settings of sampling count for nothing, but for the tokens that end a text.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its own.
+        prompts: token ids; to one that leaves no room in the model's context nothing is added.
+        new_tokens: at most.
+        temperature: of sampling by torch's global generator; None takes the likeliest token.
+    """
+    from transformers import GenerationConfig
+
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    fitting = [
+        index
+        for index, ids in enumerate(prompts)
+        if positions is None or len(ids) + _SHORTEST <= positions
+    ]
+    if not fitting:
+        return [[] for _ in prompts]
+    longest = max(len(prompts[index]) for index in fitting)
+    room = new_tokens if positions is None else min(new_tokens, positions - longest)
+    ends = end_ids(model, tokenizer)
+    padding = ends[0] if ends else 0
+    padded = [[padding] * (longest - len(prompts[i])) + [*prompts[i]] for i in fitting]
+    mask = [[0] * (longest - len(prompts[i])) + [1] * len(prompts[i]) for i in fitting]
+    sampling = {} if temperature is None else {"temperature": temperature, "top_k": 0}
+    settings = GenerationConfig(
+        do_sample=temperature is not None,
+        max_new_tokens=room,
+        eos_token_id=ends or None,
+        pad_token_id=padding,
+        **sampling,
+    )
+    # Whatever is not set there would be taken from the checkpoint's own: top_p, penalties, ….
+    own, model.generation_config = model.generation_config, settings
+    try:
+        found = model.generate(
+            torch.tensor(padded, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
         )
-        found = self.model.generate(
-            torch.tensor(padded, device=self.model.device),
-            attention_mask=torch.tensor(mask, device=self.model.device),
-            generation_config=settings,
-        )
-        written: list[list[int]] = [[] for _ in prompts]
-        for index, ids in zip(fitting, found[:, longest:].tolist(), strict=True):
-            stop = next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))
-            written[index] = ids[:stop]
-        return written
+    finally:
+        model.generation_config = own
+    written: list[list[int]] = [[] for _ in prompts]
+    for index, ids in zip(fitting, found[:, longest:].tolist(), strict=True):
+        stop = next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))
+        written[index] = ids[:stop]
+    return written
 
 
 def is_loop(ids: Sequence[int]) -> bool:
