@@ -35,7 +35,7 @@ COMMANDS = {
     "inspect SRC": "upcycle.kvcache.inspection.Inspection",
     "plan SRC --kv-heads 2": "upcycle.planning.Plan",
     "predict SRC --calibration builtin --calibration-tokens 1024": "upcycle.conversion.predict",
-    "sweep SRC --kv-heads 2 --max-tokens 500": "upcycle.evaluation.results.DriftSweep",
+    "sweep SRC --kv-heads 2 --max-tokens 500": "upcycle.evaluation.drift.DriftSweep",
     "capacity SRC --gpu-memory 1GiB --context 512": "upcycle.report.capacity_page",
     "convert SRC out --kv-heads 2": "upcycle.checkpoint.manifest.Manifest",
     "verify SRC out": "upcycle.checks.Check",
