@@ -127,7 +127,7 @@ def visible_files(folder: Path) -> list[str]:
             if not name.startswith(".") and (path.is_file() or path.is_symlink()):
                 found.append(path.relative_to(folder).as_posix())
     for relative in found:
-        if not _is_utf8(relative):
+        if shown(relative) != relative:
             raise CheckpointError(
                 f"a file name is not UTF-8: '{shown(relative)}'",
                 where=str(folder),
@@ -145,10 +145,6 @@ def check_files(folder: Path) -> None:
     for name in visible_files(folder):
         with reading(folder / name):
             pass
-
-
-def _is_utf8(name: str) -> bool:
-    return os.fsencode(name).decode("utf-8", errors="replace") == name
 
 
 def read_json_object(path: Path) -> tuple[str, dict[str, Any]]:

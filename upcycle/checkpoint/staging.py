@@ -318,12 +318,8 @@ def locked(folder: Path, output: Path) -> Iterator[None]:
 def clear(folder: Path, *, keep: Container[str] = (), only: Container[str] | None = None) -> None:
     """Remove what is in a folder, but the entries named in `keep`, or `only` those named there."""
     for entry in folder.iterdir():
-        if entry.name in keep or (only is not None and entry.name not in only):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        if entry.name not in keep and (only is None or entry.name in only):
+            _remove(entry)
 
 
 def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
