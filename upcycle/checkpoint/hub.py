@@ -100,7 +100,7 @@ def _explained(hub_id: str) -> Iterator[None]:
     not_safetensors = (NotASafetensorsRepoError, SafetensorsParsingError)
     try:
         yield
-    except (*not_safetensors, HFValidationError, OSError) as error:  # the Hub's others are all OSErrors
+    except (*not_safetensors, HFValidationError, OSError) as error:  # OSError: all of its others
         fix = "check the spelling, or download the model and name its folder"
         if isinstance(error, GatedRepoError):
             fix = f"accept its terms at https://huggingface.co/{hub_id}, then run `hf auth login`"
