@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import xxhash
 from pydantic import (
@@ -20,6 +20,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_serializer,
     model_validator,
 )
@@ -42,6 +45,17 @@ def _texts(value: Any) -> dict[str, str]:
 Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
 # JSON has null where a number is not finite.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+def _or_nothing(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        return None
+
+
+T = TypeVar("T")
+Told = Annotated[T | None, WrapValidator(_or_nothing)]  # what is of another kind tells nothing
 
 
 class ManifestPart(BaseModel):

@@ -3,14 +3,14 @@
 import math
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from upcycle import stopping
 from upcycle.errors import TrainingError
 from upcycle.options.train import TrainOptions
 from upcycle.training.changes import keys_to_allow
+from upcycle.training.facts import RunFacts
 from upcycle.training.log import LOG_NAME, read_log
 from upcycle.training.state import newest_facts, state_folders, step_of
 from upcycle.training.step import NO_TARGETS
@@ -34,9 +34,9 @@ def set_aside(work: Path, *, since: int | None, vocabulary: int) -> list[str]:
     """
     limit = _WORSE_THAN_GUESSING * math.log(vocabulary)
     wrecked = {
-        record["step"] - 1
+        record.step - 1
         for record in read_log(work / LOG_NAME)
-        if isinstance(ce := record.get("ce"), float) and ce > limit
+        if record.ce is not None and record.ce > limit
     }
     found = []
     for folder in state_folders(work):
@@ -56,7 +56,7 @@ def diverged(
     rows: Sequence[int],
     work: Path,
     recipe: TrainOptions,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     command: Sequence[str],
 ) -> TrainingError:
     """The error of a run that computes no numbers any more, with a command that goes on from it.
@@ -75,7 +75,7 @@ def diverged(
     key = "train.learning_rate="
     words = [*(word for word in command if not word.startswith(key)), f"{key}{rate:.2g}"]
     if states:
-        allowed = {"learning_rate"} | keys_to_allow(newest_facts(work) or {}, facts)
+        allowed = {"learning_rate"} | keys_to_allow(newest_facts(work) or RunFacts(), facts)
         words += ["--resume", *(w for key in sorted(allowed) for w in ("--allow-change", key))]
     start = f"from the state after step {step_of(states[0])}" if states else "anew"
     return TrainingError(
