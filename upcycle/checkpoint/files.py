@@ -205,18 +205,11 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _deeper_than(limit: int, document: object) -> bool:
-    level = [document]
-    for _ in range(limit):
-        level = [
-            child
-            for value in level
-            if isinstance(value, dict | list)
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
-        if not level:
-            return False
-    return True
+def _deeper_than(limit: int, value: object) -> bool:
+    if limit == 0 or not isinstance(value, dict | list):
+        return limit == 0
+    children = value.values() if isinstance(value, dict) else value
+    return any(_deeper_than(limit - 1, child) for child in children)
 
 
 @contextmanager
