@@ -262,7 +262,7 @@ class _Run:
         stopping.adopt(int(number), age)
         if self._done > self._saved:
             self._save()
-        stopping.stop(int(number), self._kept())
+        raise stopping.Stopped(int(number), self._kept())
 
     def _kept(self) -> str:
         return kept(self.work, self._done, is_sound=self._is_sound)
