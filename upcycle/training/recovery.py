@@ -93,18 +93,18 @@ def kept(work: Path, done: int, *, is_sound: bool) -> str:
         done: steps done.
         is_sound: whether the weights compute numbers; otherwise their state is not saved.
     """
-    states = state_folders(work)
     if not done:
         return "no step was done"
-    if states and step_of(states[0]) == done:
+    steps = [step_of(folder) for folder in state_folders(work)]
+    if done in steps[:1]:
         return f"the state after step {done} is saved"
-    reason = (
-        f"could not be saved within {stopping.LAUNCHER_PATIENCE:.0f} s"
-        if is_sound
-        else "was not saved, for its loss or gradient is not finite"
+    reason = "was not saved, for its loss or gradient is not finite"
+    if is_sound:
+        reason = f"could not be saved within {stopping.LAUNCHER_PATIENCE:.0f} s"
+    last = (
+        f"the last whole state is that of step {steps[0]}" if steps else "there is no earlier one"
     )
-    last = f"the last whole state is that of step {step_of(states[0])}" if states else "there is no"
-    return f"the state after step {done} {reason}; {last}{'' if states else ' earlier one'}"
+    return f"the state after step {done} {reason}; {last}"
 
 
 def without_targets(steps: Sequence[int]) -> list[str]:

@@ -189,10 +189,7 @@ def load_state(
     with torch.no_grad():
         for name, parameter in trainable.items():
             parameter.copy_(weights[name])
-    by_name: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")
-        by_name.setdefault(name, {})[moment] = value
-    for name, moments in by_name.items():
         parameter = trainable[name]
-        optimizer.state[parameter] = {key: v.to(parameter.device) for key, v in moments.items()}
+        optimizer.state[parameter][moment] = value.to(parameter.device)
