@@ -107,9 +107,9 @@ def run_facts(
 
 def run_settings(recipe: TrainOptions) -> dict[str, Any]:
     """The part of `run_facts` that the recipe says by itself."""
-    settings = {**recipe.noted(), "steps": recipe.num_steps}
     return {
-        **{key: value for key, value in settings.items() if value is not None},
+        **recipe.noted(),
+        "steps": recipe.num_steps,
         "data": [shown(path.name) for path in recipe.texts],
         "assistant_only": recipe.data.chat.assistant_only,
     }

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from upcycle.checkpoint.manifest import ManifestPart, Texts, Told
 from upcycle.checkpoint.staging import write_file
@@ -15,19 +15,6 @@ from upcycle.utf8 import to_json
 LOG_NAME = "log.jsonl"
 _MOST_STEPS = 2**53  # what other readers of JSON can count to
 _LARGEST = 2.0**127  # of fp32, in which all of it is computed; no axis can show more
-
-
-def _number(value: Any) -> float | None:
-    """A number, which JSON has as null where it is not finite; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
-
-
-Logged = Annotated[float | None, BeforeValidator(_number)]
 
 
 class LogRecord(ManifestPart):
@@ -56,15 +43,15 @@ class LogRecord(ManifestPart):
     """
 
     step: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
-    tokens: Logged = None
-    loss: Logged = None
-    ce: Logged = None
-    kl: Logged = None
-    lr: Logged = None
-    grad_norm: Logged = None
-    tokens_per_second: Logged = None
-    heldout_nll: Logged = None
-    heldout_kl: Logged = None
+    tokens: Told[float] = None
+    loss: Told[float] = None
+    ce: Told[float] = None
+    kl: Told[float] = None
+    lr: Told[float] = None
+    grad_norm: Told[float] = None
+    tokens_per_second: Told[float] = None
+    heldout_nll: Told[float] = None
+    heldout_kl: Told[float] = None
     skipped: Told[str] = None
     rows: Told[list[int]] = None
     unsaved: Told[str] = None

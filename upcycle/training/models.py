@@ -94,21 +94,14 @@ def choose_trainable(
     """
     family = family_of(config)
     shape = family.shape(config)
-    if which == "all":
-        prefixes: tuple[str, ...] = ("",)
-    elif which == "attention":
-        prefixes = tuple(
-            family.attention_module.format(layer=layer) + "." for layer in shape.attention_layers
-        )
-    else:
-        chosen_roles = family.kv_roles(shape)
-        prefixes = tuple(
-            family.tensor_names(layer, shape)[role]
-            for layer in shape.attention_layers
-            for role in chosen_roles
-        )
+    layers, prefixes = shape.attention_layers, [""]
+    if which == "attention":
+        prefixes = [f"{family.attention_module.format(layer=layer)}." for layer in layers]
+    elif which == "kv":
+        names = [family.tensor_names(layer, shape) for layer in layers]
+        prefixes = [named[role] for named in names for role in family.kv_roles(shape)]
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(prefixes))
+        parameter.requires_grad_(name.startswith(tuple(prefixes)))
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert chosen, f"nothing to train with {which!r}"
     return chosen
