@@ -34,7 +34,6 @@ from upcycle.version import __version__
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
 _PARTS = ("source", "options", "versions", "result")
-_CHUNK = 1 << 18
 
 
 def _texts(value: Any) -> dict[str, str]:
@@ -202,11 +201,8 @@ def _damaged(path: Path, problem: str, key: str | None = None) -> CheckpointErro
 
 def hash_file(path: Path) -> str:
     """The content hash of one file, as "xxh3-128:<hex>"."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return f"xxh3-128:{digest.hexdigest()}"
+        return f"xxh3-128:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 
 
 def hash_path(path: Path) -> str | dict[str, str]:
@@ -240,9 +236,7 @@ def hash_folder(folder: Path, known: Mapping[str, str] | None = None) -> dict[st
     return hashes
 
 
-_NAME = "upcycle"
 REPORT_NAME = "report.json"
-_DOCUMENTS = (MANIFEST_NAME, REPORT_NAME)  # a report of `eval` has no manifest beside it
 _SPECIFICATION = Path("Data", "com.apple.CoreML", "model.mlmodel")
 # A Core ML package notes the manifest in its specification's metadata, a protobuf map: the key, the
 # length of the value, the value. What follows that is not text.
@@ -265,7 +259,8 @@ def made_here(path: Path) -> bool:
 
 def _documents(folder: Path) -> Iterator[str]:
     """Where a folder may say what made it."""
-    for name in (*_DOCUMENTS, _SPECIFICATION):
+    # A report of `eval` has no manifest beside it.
+    for name in (MANIFEST_NAME, REPORT_NAME, _SPECIFICATION):
         path = folder / name
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             continue
@@ -285,6 +280,6 @@ class _Signed(ManifestPart):
 def _is_signed(text: str) -> bool:
     """Whether a text begins with a document of ours."""
     try:
-        return _NAME in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
+        return "upcycle" in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
     except (ValueError, RecursionError):
         return False

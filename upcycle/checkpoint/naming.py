@@ -120,11 +120,8 @@ KINDS = (
 def kind_of(names: Iterable[str]) -> tuple[ForeignNames, str] | None:
     """The first kind that any of these names shows, with that name; None where none does."""
     names = list(names)
-    for kind in KINDS:
-        for name in names:
-            if kind.pattern.search(name):
-                return kind, name
-    return None
+    shown = ((kind, name) for kind in KINDS for name in names if kind.pattern.search(name))
+    return next(shown, None)
 
 
 def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointError:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from upcycle.checkpoint.lineage import is_vocabulary
 from upcycle.checkpoint.manifest import ManifestPart, Texts, Told, hash_file, hash_path
@@ -23,16 +23,14 @@ FREE_KEYS = {name for name in TrainOptions.model_fields if not TrainOptions.writ
 _TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 
 
-class RowFacts(BaseModel):
+class RowFacts(BaseModel, frozen=True, strict=True):
     """What tells packed rows from others: how many there are, and the hash of all."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     count: int
     hash: str
 
 
-class TextFacts(BaseModel):
+class TextFacts(BaseModel, frozen=True, strict=True):
     """What rows are made of, apart from the settings: the same text makes the same rows.
 
     Other text may, too, so that only the rows decide whether a run is the same.
@@ -42,8 +40,6 @@ class TextFacts(BaseModel):
         column: that holds plain text.
         tokenizer: hashes of the files that make tokens of text, by name.
     """
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     files: list[str | dict[str, str]]
     column: str | None
@@ -67,7 +63,7 @@ class RunFacts(ManifestPart):
     text: Told[TextFacts] = None
 
 
-class Change(BaseModel):
+class Change(BaseModel, frozen=True, strict=True, serialize_by_alias=True):
     """A fact that differs from some step on.
 
     Attributes:
@@ -76,8 +72,6 @@ class Change(BaseModel):
         before: the earlier value.
         after: the value since.
     """
-
-    model_config = ConfigDict(frozen=True, strict=True, serialize_by_alias=True)
 
     step: int
     key: str

@@ -272,6 +272,7 @@ class _Run:
         masters_moved, stored_moved = weights_moved(self.checkpoint, self._stored)
         nll, kl = zip(self._log.held_out[0], self._log.held_out[-1], strict=True)
         tokens = self._done * self._tokens_per_step
+        tokens_now = self._steps_now * self._tokens_per_step
         changes = [change.model_dump() for change in self._changes]
         if self.accelerator.is_main_process:
             write_result(
@@ -298,9 +299,7 @@ class _Run:
             heldout_kl=kl,
             masters_moved=masters_moved,
             stored_moved=stored_moved,
-            tokens_per_second=self._steps_now * self._tokens_per_step / self._seconds
-            if self._seconds
-            else 0.0,
+            tokens_per_second=tokens_now / self._seconds if self._seconds else 0.0,
             notes=(*self._notes, *without_targets(self._steps_without_targets)),
         )
 
@@ -340,7 +339,6 @@ class _Run:
             step=self._done,
             rows=numbers,
             work=self.work,
-            recipe=self.recipe,
             facts=self.facts,
             command=self.command,
         )

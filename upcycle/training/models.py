@@ -171,8 +171,7 @@ def parameter_groups(
     """AdamW groups: decay for matrices, none for norms and biases."""
     matrices = [parameter for parameter in trainable.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in trainable.values() if parameter.ndim < 2]
-    groups: list[dict[str, Any]] = [
+    return [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return [group for group in groups if group["params"]]

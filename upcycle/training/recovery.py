@@ -8,7 +8,6 @@ from pathlib import Path
 
 from upcycle import stopping
 from upcycle.errors import TrainingError
-from upcycle.options.train import TrainOptions
 from upcycle.training.changes import keys_to_allow
 from upcycle.training.facts import RunFacts
 from upcycle.training.log import LOG_NAME, read_log
@@ -55,7 +54,6 @@ def diverged(
     step: int,
     rows: Sequence[int],
     work: Path,
-    recipe: TrainOptions,
     facts: RunFacts,
     command: Sequence[str],
 ) -> TrainingError:
@@ -66,12 +64,11 @@ def diverged(
         step: in which that showed, counted from 1.
         rows: of its batch.
         work: the folder of the states, of which the newest is a good one.
-        recipe: the run.
         facts: of the run; the state may be from before some of them were changed.
         command: that it was started with.
     """
     states = state_folders(work)
-    rate = min(recipe.learning_rate * _LOWER, _USUAL_RATE)
+    rate = min(facts.document["learning_rate"] * _LOWER, _USUAL_RATE)
     key = "train.learning_rate="
     words = [*(word for word in command if not word.startswith(key)), f"{key}{rate:.2g}"]
     if states:
