@@ -112,11 +112,7 @@ def visible_files(folder: Path) -> list[str]:
     """
 
     def refuse(error: OSError) -> None:
-        raise CheckpointError(
-            f"cannot list {error.filename}: {error.strerror}",
-            where=str(error.filename),
-            fix="make the folder readable",
-        ) from error
+        raise not_listed(error, error.filename) from error
 
     found = []
     for root, folders, names in os.walk(folder, onerror=refuse):
@@ -134,6 +130,15 @@ def visible_files(folder: Path) -> list[str]:
                 fix="rename the file",
             )
     return sorted(found)
+
+
+def not_listed(error: OSError, where: str | Path) -> CheckpointError:
+    """The error for a folder that the system does not list, as its own error tells."""
+    return CheckpointError(
+        f"cannot list {error.filename}: {error.strerror}",
+        where=str(where),
+        fix="make the folder readable",
+    )
 
 
 def check_files(folder: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from upcycle.checkpoint.files import not_listed
 from upcycle.errors import CheckpointError
 
 # Weights in any format.
@@ -144,11 +145,7 @@ def _refuse(folder: Path, kinds: tuple[ForeignKind, ...]) -> None:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise CheckpointError(
-            f"cannot list {folder}: {error.strerror}",
-            where=str(folder.absolute()),
-            fix="make the folder readable",
-        ) from error
+        raise not_listed(error, folder.absolute()) from error
     for kind in kinds:
         for name in names:
             if any(fnmatchcase(name, pattern) for pattern in kind.patterns):

@@ -33,7 +33,6 @@ from upcycle.version import __version__
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
-_PARTS = ("source", "options", "versions", "result")
 
 
 def _texts(value: Any) -> dict[str, str]:
@@ -185,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise _damaged(path, "it is no JSON object")
     if not isinstance(document.get("stage"), str):
         raise _damaged(path, "stage is missing or no text", "stage")
-    for part in _PARTS:
+    for part in ("source", "options", "versions", "result"):
         if not isinstance(document.get(part, {}), dict):
             raise _damaged(path, f"{part} is no JSON object", part)
     return Manifest.model_validate(document)

@@ -134,13 +134,12 @@ def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointErr
     """
     what = f"the checkpoint has no tensor {name}"
     where = str(checkpoint.folder)
-    kind = kind_of(checkpoint.tensors)
-    if kind is not None:
+    if foreign := kind_of(checkpoint.tensors):
+        kind, found = foreign
         return CheckpointError(
-            f"{what}; {kind[1]} is {kind[0].kind}", where=f"{where}, {kind[1]}", fix=kind[0].fix
+            f"{what}; {found} is {kind.kind}", where=f"{where}, {found}", fix=kind.fix
         )
-    renamed = _renamed(checkpoint, name)
-    if renamed is not None:
+    if renamed := _renamed(checkpoint, name):
         found, words, steps = renamed
         return CheckpointError(
             f"{what}; it has {found}, whose name {words}",

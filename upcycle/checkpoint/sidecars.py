@@ -35,12 +35,10 @@ def copy_sidecars(checkpoint: Checkpoint, folder: Path) -> list[str]:
     left_behind = []
     code = unnamed_code(checkpoint.config, checkpoint.folder)
     for name in visible_files(checkpoint.folder):
-        if name in code:
+        is_weights = Path(name).suffix in WEIGHT_SUFFIXES or name.endswith(".bin.index.json")
+        if name in code or (is_weights and name not in converted):
             left_behind.append(name)
-        elif Path(name).suffix in WEIGHT_SUFFIXES or name.endswith(".bin.index.json"):
-            if name not in converted:
-                left_behind.append(name)
-        elif name not in _NOT_COPIED:
+        elif not is_weights and name not in _NOT_COPIED:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:

@@ -14,7 +14,7 @@ from upcycle.options.train import TrainOptions
 from upcycle.pipeline import training
 from upcycle.pipeline.stage import ANEW, Cost, Found, Note, Precondition, Stage
 from upcycle.progress import Watcher
-from upcycle.training.facts import RunFacts, row_facts, run_settings, setting_keys, text_facts
+from upcycle.training.facts import SETTING_KEYS, RunFacts, row_facts, run_settings, text_facts
 from upcycle.training.launch import check_launch
 from upcycle.training.rows import check_text, training_rows
 from upcycle.training.state import newest_facts, state_folders
@@ -73,7 +73,7 @@ class Train(Stage):
             is_made: whether the converted folder is the recipe's.
         """
         made = facts.document
-        known = {key: made[key] for key in setting_keys() if key in made}
+        known = {key: made[key] for key in SETTING_KEYS if key in made}
         changed = differences(known, self.options())
         for key, now in (self.inputs() if is_made else self._teacher()).items():
             changed += differences({key: made.get(key)}, {key: now})

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from upcycle.errors import TrainingError
 from upcycle.options.train import TrainOptions
-from upcycle.training.facts import FREE_KEYS, Change, RunFacts, setting_keys
+from upcycle.training.facts import FREE_KEYS, SETTING_KEYS, Change, RunFacts
 from upcycle.training.state import FoundState
 from upcycle.training.step import learning_rate
 
@@ -14,7 +14,7 @@ _FIXED = {
     "student": "the state holds the weights of the student that the run began with",
     "trainable": "the state holds the moments of the weights that were trained",
 }
-_CHANGEABLE = {*setting_keys(), "teacher", "rows"} - {*_FIXED}
+_CHANGEABLE = (SETTING_KEYS | {"teacher", "rows"}) - _FIXED.keys()
 _OF_THE_TEXT = {"data", "assistant_only"}  # with these the rows change too
 # Keys inside `train.data`, as a recipe's overrides spell them.
 _LONG = {"data.sources": "data", "data.chat.assistant_only": "assistant_only"}

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 # What may differ between a run and its resumption: none of it touches the weights beyond rounding.
 # `steps` stands for fraction and source_steps; text and teacher are told by their hashes.
-FREE_KEYS = {name for name in TrainOptions.model_fields if not TrainOptions.written(name).noted} - {
-    "data",
-    "teacher",
-}
+_NOTED = {name for name in TrainOptions.model_fields if TrainOptions.written(name).noted}
+FREE_KEYS = TrainOptions.model_fields.keys() - _NOTED - {"data", "teacher"}
+# The keys that `run_settings` has; older runs may have had others.
+SETTING_KEYS = _NOTED | {"data", "assistant_only"}
 _TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
 
 
@@ -107,11 +107,6 @@ def run_settings(recipe: TrainOptions) -> dict[str, Any]:
         "data": [shown(path.name) for path in recipe.texts],
         "assistant_only": recipe.data.chat.assistant_only,
     }
-
-
-def setting_keys() -> set[str]:
-    """The keys that `run_settings` may have; older runs may have had others."""
-    return {*TrainOptions.model_fields, "assistant_only"} - {"teacher", *FREE_KEYS}
 
 
 def row_facts(rows: "PackedRows") -> RowFacts:
