@@ -91,7 +91,7 @@ def advise(how_to_go_on: Callable[[], str], *, resumable: bool = False) -> None:
 
 
 def is_resumable() -> bool:
-    """Whether a signal shall leave what the command can be resumed from."""
+    """Whether a signal leaves what the command can be resumed from."""
     return _current is not None and _current.resumable
 
 
@@ -229,7 +229,7 @@ class _Handlers:
         self._write(_LOOK)
 
     def must_end(self) -> bool:
-        """Whether nobody but the thread will end the process."""
+        """Whether only the thread will end the process."""
         return self._ending or (
             self.first is not None and self.fallback is None and not self.taken_over
         )

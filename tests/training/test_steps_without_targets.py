@@ -69,7 +69,7 @@ def test_they_move_nothing_and_are_said(run: TinyRun) -> None:
     assert skipped(result.log) == steps
     (row, *_) = [row for row in read_log(result.log) if row.skipped is not None]
     assert row.skipped == "no token of its rows carries a loss"
-    note = f"{len(steps)} of the steps were skipped, for no token of its rows carries a loss"
+    note = f"{len(steps)} of the steps were skipped, because no token of its rows carries a loss"
     assert any(each.startswith(note) for each in result.notes)
     for step in steps:
         states = [run.folder / "out-training" / f"step-{n}" for n in (step - 1, step)]

@@ -1,4 +1,4 @@
-"""Open and parse files that nobody vouches for: never hang, never guess."""
+"""Open and parse untrusted files: never hang, never guess."""
 
 import json
 import os

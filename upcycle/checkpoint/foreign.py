@@ -41,7 +41,7 @@ ADAPTER = ForeignKind(
     "from peft import AutoPeftModelForCausalLM as M; "
     'M.from_pretrained({folder}).merge_and_unload().save_pretrained("merged")',
 )
-# The first kind that matches is told: the telling ones come before the general ones.
+# The first kind that matches is reported: the specific ones come before the general ones.
 _WITHOUT_MODEL = (
     ForeignKind(
         "a diffusers pipeline",

@@ -199,7 +199,11 @@ def _damaged(path: Path, problem: str, key: str | None = None) -> CheckpointErro
 
 
 def hash_file(path: Path) -> str:
-    """The content hash of one file, as "xxh3-128:<hex>"."""
+    """The content hash of one file, as "xxh3-128:<hex>".
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     with path.open("rb") as file:
         return f"xxh3-128:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 

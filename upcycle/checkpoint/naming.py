@@ -35,7 +35,7 @@ class ForeignNames:
 
 
 _SCRIPT = "run transformers' models/{0} (in its source repository) on the original"
-# The first that matches is told.
+# The first that matches is reported.
 KINDS = (
     ForeignNames(
         "a part of a LoRA that was never merged (PEFT's names)",

@@ -95,6 +95,9 @@ def rewrite(
         checkpoint: the layout to keep.
         folder: where the shards and the index go.
         replacements: new values by tensor name, of the stored shapes.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
     """
     layouts = [
         ShardLayout(header.path.name, header.tensors, header.metadata)

@@ -10,7 +10,7 @@ from upcycle.training.step import learning_rate
 
 _FIXED = {
     "batch_size": "rows are counted in batches, so that another size would repeat or skip text",
-    "sequence_length": "rows of another length are other rows, so that text would repeat or lack",
+    "sequence_length": "rows of another length are other rows: text would be repeated or missing",
     "student": "the state holds the weights of the student that the run began with",
     "trainable": "the state holds the moments of the weights that were trained",
 }
@@ -44,7 +44,7 @@ def allowed_keys(allow_change: Collection[str]) -> list[str]:
 def changes_since(
     found: FoundState, facts: RunFacts, allow_change: Collection[str]
 ) -> list[Change]:
-    """What a resumed run does otherwise than the state's.
+    """What a resumed run does differently from the run that saved the state.
 
     Raises:
         TrainingError: naming what differs and was not allowed to, or steps that lie behind.
@@ -58,7 +58,7 @@ def changes_since(
     refused = [change for change in changes if change.key not in allowed]
     if refused:
         raise TrainingError(
-            "the run cannot be resumed, for it is no longer the same: "
+            "the run cannot be resumed because it is no longer the same: "
             + "; ".join(f"{c.key} was {c.before!r} and is {c.after!r}" for c in refused),
             where=str(found.folder),
             fix=_way_out({change.key for change in refused}),
@@ -102,7 +102,7 @@ def _way_out(keys: set[str]) -> str:
 
 
 def change_notes(found: FoundState, recipe: TrainOptions, changes: Collection[Change]) -> list[str]:
-    """What a changed run does otherwise; the rate too, a function of the step and the recipe."""
+    """What a changed run does differently; the rate too, a function of the step and the recipe."""
     notes = [f"changed: {change}" for change in changes]
     step, facts = found.state.step, found.state.facts.document
     if step >= recipe.num_steps and {change.key for change in changes} - {"steps"}:

@@ -87,7 +87,7 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
     if missing or value("WORLD_SIZE") not in ("", f"{world}"):
         broken = f" without a valid {', '.join(missing)}" if missing else ""
         raise refuse(
-            f"WORLD_SIZE tells of {environment['WORLD_SIZE']!r} processes{broken}",
+            f"WORLD_SIZE asks for {environment['WORLD_SIZE']!r} processes{broken}",
             "WORLD_SIZE",
             "unset it to train in one process; for several, "
             "`torchrun --nproc-per-node N -m upcycle train RECIPE` sets all that they need",

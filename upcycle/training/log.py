@@ -97,7 +97,11 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[LogRecord]:
-    """The records of a log, without lines that a killed run did not finish or nobody here wrote."""
+    """The records of a log, without lines that are unfinished or that upcycle did not write.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     records = []
     for line in path.read_bytes().splitlines():
         with suppress(ValueError, RecursionError):  # pydantic's errors are ValueErrors

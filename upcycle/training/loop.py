@@ -202,7 +202,7 @@ class _Run:
             for line in change_notes(found, self.recipe, changes):
                 tell(line)
                 self._notes.append(line)
-        # Nobody may write below `work` before everybody has read it.
+        # No process may write below `work` before all have read it.
         self.accelerator.wait_for_everyone()
         self._log = RunLog(
             self.work / LOG_NAME,
@@ -348,7 +348,7 @@ class _Run:
         self._log.write(LogRecord(step=self._done, heldout_nll=nll, heldout_kl=kl))
 
     def _save(self) -> None:
-        """Save the state, unless its weights compute no numbers: nobody could go on from that."""
+        """Save the state, unless its weights compute no numbers: no run could go on from that."""
         fullest = int((self.held_out.labels != IGNORED).sum(dim=1).argmax())
         self._is_sound = self._trainer.is_sound(self.held_out, [fullest])
         if not self._is_sound:

@@ -91,6 +91,9 @@ def choose_trainable(
         config: its raw `config.json`.
         which: "all", "attention" (every weight of the attention modules) or "kv" (the key and
             value projections with their biases and norms).
+
+    Raises:
+        FamilyError: the attention is not of a known family.
     """
     family = family_of(config)
     shape = family.shape(config)

@@ -95,7 +95,7 @@ def kept(work: Path, done: int, *, is_sound: bool) -> str:
     steps = [step_of(folder) for folder in state_folders(work)]
     if done in steps[:1]:
         return f"the state after step {done} is saved"
-    reason = "was not saved, for its loss or gradient is not finite"
+    reason = "was not saved, because its loss or gradient is not finite"
     if is_sound:
         reason = f"could not be saved within {stopping.LAUNCHER_PATIENCE:.0f} s"
     last = (
@@ -109,4 +109,4 @@ def without_targets(steps: Sequence[int]) -> list[str]:
     if not steps:
         return []
     named = ", ".join(map(str, steps[:5])) + (", …" if len(steps) > 5 else "")
-    return [f"{len(steps)} of the steps were skipped, for {NO_TARGETS}: {named}"]
+    return [f"{len(steps)} of the steps were skipped, because {NO_TARGETS}: {named}"]

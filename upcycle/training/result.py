@@ -98,6 +98,10 @@ def write_result(
         facts: the run, for the manifest.
         result: numbers about the result, for the manifest.
         overwrite: replace an existing folder.
+
+    Raises:
+        OutputError: the folder exists without `overwrite`, or cannot be written.
+        CheckpointError: a file of the student cannot be read.
     """
     with staged(output, overwrite=overwrite, inputs=[checkpoint.folder]) as folder:
         hashes = rewrite(checkpoint, folder, stored)

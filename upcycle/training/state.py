@@ -70,7 +70,11 @@ def save_state(
     changes: Sequence[Change],
     keep_last: int | None,
 ) -> None:
-    """Publish the state after `step` steps, then remove all but the newest `keep_last`, if any."""
+    """Publish the state after `step` steps, then remove all but the newest `keep_last`, if any.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     from safetensors.torch import save_file
 
     moments = {
@@ -173,7 +177,7 @@ def check_work(work: Path) -> None:
         raise OutputError(
             f"{log} was not made by upcycle",
             where=str(log),
-            fix="choose another output, or move the file away",
+            fix="choose another output, or move the file elsewhere",
         )
 
 
