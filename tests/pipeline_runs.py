@@ -54,7 +54,9 @@ class TinyPipeline:
 
     def steps(self) -> list[int]:
         """The steps that were trained, each as often as it was."""
-        return [row["step"] for row in read_log(self.out / "training" / "log.jsonl") if "lr" in row]
+        return [
+            row.step for row in read_log(self.out / "training" / "log.jsonl") if row.lr is not None
+        ]
 
     def states(self) -> dict[str, int]:
         """The states, each with the time at which it was written."""

@@ -70,9 +70,9 @@ def test_another_teacher_is_taken_by_name(tiny: TinyPipeline) -> None:
     assert manifest.source.document["teacher"][weights] == hash_file(teacher / weights)
     source = hash_file(tiny.folder / "source" / weights)
     assert manifest.source.origin[weights] == source
-    log = [row for row in read_log(tiny.out / "training" / "log.jsonl") if "teacher" in row]
-    assert log[0]["teacher"] == "large"
-    assert log[0]["files"][weights] == hash_file(teacher / weights)
+    log = [row for row in read_log(tiny.out / "training" / "log.jsonl") if row.teacher is not None]
+    assert log[0].teacher == "large"
+    assert log[0].files[weights] == hash_file(teacher / weights)
     done = call("run", tiny.recipe, named, "--json")
     assert json.loads(done.stdout)["skipped"] == ["convert", "train"], done.stderr
     refused = call("run", tiny.recipe)

@@ -97,9 +97,11 @@ def test_a_training_state_tells_of_its_run_and_is_refused_by_name_without_its_we
     facts, uptrained = newest_facts(RUN / "training"), read_manifest(RUN / "uptrained")
     assert facts is not None
     assert uptrained is not None
-    assert facts["steps"] == 4
+    assert facts.document["steps"] == 4
+    assert facts.rows is not None
+    assert facts.text is not None
     known = {**uptrained.options.document, **uptrained.source.document}
-    assert {key: known[key] for key in facts} == facts
+    assert {key: known[key] for key in facts.document} == facts.document
     with pytest.raises(TrainingError, match="step-4 is incomplete") as refused:
         find_state(RUN / "training")
     assert refused.value.fix == "remove the folder to train from the beginning"

@@ -9,16 +9,16 @@ from upcycle.errors import UpcycleError
 from upcycle.version import __version__
 
 if TYPE_CHECKING:
-    from upcycle.conversion.convert import convert
-    from upcycle.conversion.verify import verify
-    from upcycle.evaluation.compare import evaluate
-    from upcycle.export.coreml import export_coreml
-    from upcycle.kvcache.counting import kv_cache_bytes
-    from upcycle.options.convert import ConvertOptions
-    from upcycle.options.evaluate import EvaluateOptions
-    from upcycle.options.export import ExportOptions
-    from upcycle.options.train import TrainOptions
-    from upcycle.planning import plan
+    from upcycle.conversion.convert import convert as convert
+    from upcycle.conversion.verify import verify as verify
+    from upcycle.evaluation.compare import evaluate as evaluate
+    from upcycle.export.coreml import export_coreml as export_coreml
+    from upcycle.kvcache.counting import kv_cache_bytes as kv_cache_bytes
+    from upcycle.options.convert import ConvertOptions as ConvertOptions
+    from upcycle.options.evaluate import EvaluateOptions as EvaluateOptions
+    from upcycle.options.export import ExportOptions as ExportOptions
+    from upcycle.options.train import TrainOptions as TrainOptions
+    from upcycle.planning import plan as plan
 
 _HOMES = {
     "ConvertOptions": "upcycle.options.convert",
@@ -33,20 +33,7 @@ _HOMES = {
     "verify": "upcycle.conversion.verify",
 }
 
-__all__ = [
-    "ConvertOptions",
-    "EvaluateOptions",
-    "ExportOptions",
-    "TrainOptions",
-    "UpcycleError",
-    "__version__",
-    "convert",
-    "evaluate",
-    "export_coreml",
-    "kv_cache_bytes",
-    "plan",
-    "verify",
-]
+__all__ = ["UpcycleError", "__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

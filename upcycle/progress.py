@@ -1,4 +1,4 @@
-"""How long work tells whoever watches; the command line draws it, libraries ignore it."""
+"""How long work reports its progress; the command line draws it, libraries ignore it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -90,7 +91,7 @@ def advise(how_to_go_on: Callable[[], str], *, resumable: bool = False) -> None:
 
 
 def is_resumable() -> bool:
-    """Whether a signal shall leave what the command can be resumed from."""
+    """Whether a signal leaves what the command can be resumed from."""
     return _current is not None and _current.resumable
 
 
@@ -102,9 +103,7 @@ def cleanup(action: Callable[[], object]) -> Iterator[None]:
         yield
         return
 
-    def once() -> object:
-        return action()
-
+    once = partial(action)  # equals nothing but itself
     handlers.cleanups.append(once)
     try:
         yield
@@ -130,7 +129,7 @@ def shielded() -> Iterator[None]:
 
 @contextmanager
 def deferred(fallback: Callable[[], str]) -> Iterator[None]:
-    """Work that looks for `received` at its safe points, and calls `stop` there.
+    """Work that looks for `received` at its safe points, and raises `Stopped` there.
 
     Args:
         fallback: says what is kept, where it does not get to one in time.
@@ -163,15 +162,6 @@ def adopt(number: int, seconds: float) -> None:
     """Take over a signal that another process of the same run got `seconds` ago."""
     if _current is not None:
         _current.note(number, seconds)
-
-
-def stop(number: int, what: str) -> NoReturn:
-    """End deferred work at a safe point.
-
-    Raises:
-        Stopped: always.
-    """
-    raise Stopped(number, what)
 
 
 def last_line(number: int, what: str) -> str:
@@ -239,7 +229,7 @@ class _Handlers:
         self._write(_LOOK)
 
     def must_end(self) -> bool:
-        """Whether nobody but the thread will end the process."""
+        """Whether only the thread will end the process."""
         return self._ending or (
             self.first is not None and self.fallback is None and not self.taken_over
         )

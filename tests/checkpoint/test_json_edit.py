@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upcycle.checkpoint.json_edit import set_top_level
+from upcycle.checkpoint.sidecars import set_top_level
 
 NAMES = st.text(max_size=6)
 VALUES = st.recursive(

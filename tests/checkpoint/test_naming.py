@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.families.retarget_sources import source_checkpoint
 from tests.regress.folders import load, logits, set_config
 from tests.tiny import convert, tiny_checkpoint
-from upcycle.checkpoint.buffers import is_buffer
+from upcycle.checkpoint.headers import TensorSpec
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
 from upcycle.kvcache.inspection import inspect_checkpoint
@@ -239,9 +239,12 @@ def test_old_buffers_beside_the_projections_are_copied(tmp_path: Path) -> None:
 
 
 def test_a_bias_is_no_mask() -> None:
-    assert not is_buffer("model.layers.0.self_attn.bias", (64,))
-    assert not is_buffer("model.layers.0.self_attn.q_proj.bias", (1, 1, 4, 4))
-    assert not is_buffer("model.layers.0.self_attn.rotary_emb.weight", (4,))
-    assert not is_buffer("model.embed_positions.weight", (4, 4))
-    assert is_buffer("transformer.h.0.attn.bias", (1, 1, 8, 8))
-    assert is_buffer("model.rotary_emb.inv_freq", (4,))
+    def is_buffer(name: str, *shape: int) -> bool:
+        return TensorSpec(name, "F32", shape).is_buffer
+
+    assert not is_buffer("model.layers.0.self_attn.bias", 64)
+    assert not is_buffer("model.layers.0.self_attn.q_proj.bias", 1, 1, 4, 4)
+    assert not is_buffer("model.layers.0.self_attn.rotary_emb.weight", 4)
+    assert not is_buffer("model.embed_positions.weight", 4, 4)
+    assert is_buffer("transformer.h.0.attn.bias", 1, 1, 8, 8)
+    assert is_buffer("model.rotary_emb.inv_freq", 4)

@@ -15,7 +15,7 @@ from upcycle.errors import DataError
 from upcycle.evaluation.held_out import read_held_out
 from upcycle.models.loading import load_tokenizer
 from upcycle.options.evaluate import EvaluateOptions
-from upcycle.training.facts import training_rows
+from upcycle.training.rows import training_rows
 
 ALLOWED = "up to 1 % of a file's rows may be bad"
 

@@ -47,7 +47,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(
     assert parts.heldout_kl == whole.heldout_kl
 
     def curve(log: Path) -> list[tuple[int, float]]:
-        return [(row["step"], row["loss"]) for row in read_log(log) if "loss" in row]
+        return [(row.step, row.loss) for row in read_log(log) if row.loss is not None]
 
     assert curve(parts.log) == curve(whole.log)
     assert [step for step, _ in curve(parts.log)] == list(range(1, 25))

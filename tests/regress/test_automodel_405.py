@@ -58,14 +58,14 @@ def test_all_stop_after_the_same_step(tmp_path: Path, target: str) -> None:
     assert codes == ["143", "143"], err
     found = find_state(tmp_path / "run" / "training")
     assert found is not None
-    steps = [row["step"] for row in read_log(tmp_path / "run" / "training" / "log.jsonl")]
-    assert found.step == steps[-1] < 400
+    steps = [row.step for row in read_log(tmp_path / "run" / "training" / "log.jsonl")]
+    assert found.state.step == steps[-1] < 400
     line = next(line for line in err.splitlines() if line.startswith("stopped by "))
     assert line == (
-        f"stopped by SIGTERM; the state after step {found.step} is saved; "
+        f"stopped by SIGTERM; the state after step {found.state.step} is saved; "
         f"resume with: torchrun --nproc-per-node=2 -m upcycle train {recipe} --resume"
     )
     assert err.count("stopped by ") == 1
-    assert stops.names(tmp_path / "run" / "training") == {f"step-{found.step}", "log.jsonl"}
+    assert stops.names(tmp_path / "run" / "training") == {f"step-{found.state.step}", "log.jsonl"}
     state = json.loads((found.folder / "state.json").read_text())
-    assert state["step"] == found.step
+    assert state["step"] == found.state.step

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from tests.families.retarget_sources import source_checkpoint
 from tests.regress.folders import get_config, load, logits, set_config
 from tests.tiny import convert, tiny_checkpoint
-from upcycle.checkpoint.json_edit import remove_top_level
 from upcycle.checkpoint.reader import Checkpoint
+from upcycle.checkpoint.sidecars import remove_top_level
 from upcycle.cli.app import COMMANDS, app
 from upcycle.conversion.verify import verify
 from upcycle.errors import FamilyError, StrictError, UpcycleWarning

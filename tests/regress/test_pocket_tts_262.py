@@ -46,9 +46,9 @@ def test_a_bad_step_is_skipped_and_named(
     poison(monkeypatch, {3}, value)
     result = run.train(checkpoint_every=1, keep_last=10)
     assert "step 3 was skipped: its gradient was not finite" in result.notes
-    (skipped,) = [row for row in read_log(result.log) if "skipped" in row]
-    assert skipped["step"] == 3
-    assert len(skipped["rows"]) == 8
+    (skipped,) = [row for row in read_log(result.log) if row.skipped is not None]
+    assert skipped.step == 3
+    assert len(skipped.rows or []) == 8
     before, after = (
         load_file(run.folder / "out-training" / f"step-{step}" / "weights.safetensors")
         for step in (2, 3)

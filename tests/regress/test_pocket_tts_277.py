@@ -95,7 +95,7 @@ def test_a_state_at_the_step_boundary(
     assert stops.names(work) == {"step-3", "step-2", "log.jsonl"}
     found = find_state(work)
     assert found is not None
-    assert found.step == 3
+    assert found.state.step == 3
     go_on(done.stderr, tmp_path)
     result = tmp_path / "run" / "uptrained" / "model.safetensors"
     assert hash_file(result) == hash_file(whole)

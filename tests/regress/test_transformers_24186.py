@@ -31,10 +31,10 @@ def test_steps_and_rates_with_four_micro_batches(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         run.train(watch=stop, **settings)
     result = run.train(resume=True, **settings)
-    rows = [row for row in read_log(result.log) if "loss" in row]
+    rows = [row for row in read_log(result.log) if row.loss is not None]
     recipe = run.recipe(**settings)
     assert seen == [(1, 6, "steps"), (2, 6, "steps"), (3, 6, "steps")]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["lr"] for row in rows] == [learning_rate(step, recipe) for step in range(6)]
-    assert [row["tokens"] for row in rows] == [8 * 16 * step for step in range(1, 7)]
-    assert [row["step"] for row in read_log(result.log) if row.get("resumed")] == [3]
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.lr for row in rows] == [learning_rate(step, recipe) for step in range(6)]
+    assert [row.tokens for row in rows] == [8 * 16 * step for step in range(1, 7)]
+    assert [row.step for row in read_log(result.log) if row.resumed] == [3]

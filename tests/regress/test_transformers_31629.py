@@ -11,7 +11,7 @@ import torch
 
 from tests.tiny import FAMILIES, tiny_model
 from upcycle.errors import TrainingError
-from upcycle.training.isolation import check_isolation, packing_leak
+from upcycle.training.models import check_isolation, packing_leak
 
 # Classes whose other layers, masks or sinks pay no heed to positions.
 LEAKING = {

@@ -28,7 +28,7 @@ def test_the_micro_batch_size_changes_nothing(tmp_path: Path, losses: tuple[floa
             learning_rate=1e-5,
         )
         weights.append(load_file(result.output / "model.safetensors"))
-        curves.append([row["loss"] for row in read_log(result.log) if "loss" in row])
+        curves.append([row.loss for row in read_log(result.log) if row.loss is not None])
     assert curves[0] == pytest.approx(curves[1], rel=1e-6)
     for name, tensor in weights[0].items():
         assert (tensor - weights[1][name]).abs().max() < 1e-6, name

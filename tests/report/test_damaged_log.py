@@ -127,7 +127,7 @@ def test_resuming_keeps_what_lies_behind_a_foreign_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(START + ONE + b"hello\n" + TWO + b'{"step": 3, "lo')
     RunLog(path, after=2)
-    assert [record["step"] for record in read_log(path)] == [0, 1, 2]
+    assert [record.step for record in read_log(path)] == [0, 1, 2]
 
 
 def test_figures_that_are_no_numbers(tmp_path: Path) -> None:

@@ -47,14 +47,14 @@ def test_a_lower_rate_from_a_step_on(run: TinyRun) -> None:
         allow_change=["learning_rate"],
         tell=told.append,
     )
-    rates = {row["step"]: row["lr"] for row in read_log(result.log) if "lr" in row}
+    rates = {row.step: row.lr for row in read_log(result.log) if row.lr is not None}
     before, after = run.recipe(), run.recipe(learning_rate=1e-4)
     assert rates == {
         step: learning_rate(step - 1, before if step <= 4 else after) for step in range(1, 7)
     }
     change = {"step": 4, "key": "learning_rate", "from": 1e-3, "to": 1e-4}
-    (resumed,) = [row for row in read_log(result.log) if "resumed" in row]
-    assert resumed["changes"] == [change]
+    (resumed,) = [row for row in read_log(result.log) if row.resumed is not None]
+    assert resumed.changes == [change]
     manifest = json.loads((result.output / "upcycle.json").read_text())
     assert manifest["result"]["changes"] == [change]
     assert manifest["options"]["learning_rate"] == 1e-4
@@ -84,7 +84,7 @@ def test_more_steps_stretch_the_schedule(run: TinyRun, schedule: str) -> None:
     result = run.train(
         steps=8, schedule=schedule, resume=True, overwrite=True, allow_change=["steps"]
     )
-    rates = {row["step"]: row["lr"] for row in read_log(result.log) if "lr" in row}
+    rates = {row.step: row.lr for row in read_log(result.log) if row.lr is not None}
     longer = run.recipe(steps=8, schedule=schedule)
     assert [rates[step] for step in range(5, 9)] == [learning_rate(s, longer) for s in range(4, 8)]
     note = next(note for note in result.notes if note.startswith("the learning rate follows"))

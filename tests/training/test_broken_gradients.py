@@ -27,7 +27,7 @@ def test_every_skipped_step_is_in_the_log(run: TinyRun, monkeypatch: pytest.Monk
     with pytest.raises(TrainingError, match="5 steps in a row") as stopped:
         run.train(steps=20, checkpoint_every=2)
     log = read_log(run.folder / "out-training" / "log.jsonl")
-    assert [row["step"] for row in log if "skipped" in row] == [3, 4, 5, 6, 7]
+    assert [row.step for row in log if row.skipped is not None] == [3, 4, 5, 6, 7]
     assert stopped.value.fix.startswith(
         "go on from the state after step 6 with a lower rate: `upcycle train RECIPE "
         "train.learning_rate=0.0001 --resume --allow-change learning_rate`"

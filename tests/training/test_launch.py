@@ -57,8 +57,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
         ({"MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"}, "several processes on the CPU"),
         ({"WORLD_SIZE": "2"}, "'2' processes without a valid RANK, MASTER_PORT, MASTER_ADDR"),
         ({**TWO, "MASTER_PORT": "x"}, "without a valid MASTER_PORT"),
-        ({"WORLD_SIZE": "many"}, "tells of 'many' processes"),
-        ({"WORLD_SIZE": "0"}, "tells of '0' processes"),
+        ({"WORLD_SIZE": "many"}, "asks for 'many' processes"),
+        ({"WORLD_SIZE": "0"}, "asks for '0' processes"),
     ],
 )
 def test_what_is_not_in_force_is_refused(run: TinyRun, asked: dict[str, str], what: str) -> None:

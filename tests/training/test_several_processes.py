@@ -75,13 +75,13 @@ def test_one_process_with_four_micro_batches_equals_two_with_two(tmp_path: Path)
     one = finish(start(recipe_file(run, "one", **settings)))
     two = finish(start(recipe_file(run, "two", **settings), processes=2))
     curves = [
-        [row["loss"] for row in read_log(Path(result["log"])) if "loss" in row]
+        [row.loss for row in read_log(Path(result["log"])) if row.loss is not None]
         for result in (one, two)
     ]
     assert len(curves[0]) == 5
     assert curves[0] == pytest.approx(curves[1], rel=1e-6)
     rates = [
-        [row["lr"] for row in read_log(Path(result["log"])) if "loss" in row]
+        [row.lr for row in read_log(Path(result["log"])) if row.loss is not None]
         for result in (one, two)
     ]
     assert rates[0] == rates[1]
@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert any(note.startswith("went on after step ") for note in parts["notes"])
     assert hash_file(Path(parts["output"]) / name) == hash_file(Path(whole["output"]) / name)
     logs = [
-        [(row["step"], row["loss"]) for row in read_log(Path(result["log"])) if "loss" in row]
+        [(row.step, row.loss) for row in read_log(Path(result["log"])) if row.loss is not None]
         for result in (whole, parts)
     ]
     assert logs[0] == logs[1]

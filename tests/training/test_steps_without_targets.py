@@ -15,8 +15,8 @@ from tests.training.test_several_processes import finish, recipe_file, start
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.data.packing import IGNORED, batch_rows
 from upcycle.errors import DataError
-from upcycle.training.facts import check_text, training_rows
 from upcycle.training.log import read_log
+from upcycle.training.rows import check_text, training_rows
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "micro_batch_size": 1, "steps": 30}
 
@@ -59,7 +59,7 @@ def expected(run: TinyRun) -> list[int]:
 
 
 def skipped(log: Path) -> list[int]:
-    return [row["step"] for row in read_log(log) if "skipped" in row]
+    return [row.step for row in read_log(log) if row.skipped is not None]
 
 
 def test_they_move_nothing_and_are_said(run: TinyRun) -> None:
@@ -67,9 +67,9 @@ def test_they_move_nothing_and_are_said(run: TinyRun) -> None:
     result = run.train(**settings(run, checkpoint_every=1, keep_last=99), tell=told.append)
     steps = expected(run)
     assert skipped(result.log) == steps
-    (row, *_) = [row for row in read_log(result.log) if "skipped" in row]
-    assert row["skipped"] == "no token of its rows carries a loss"
-    note = f"{len(steps)} of the steps were skipped, for no token of its rows carries a loss"
+    (row, *_) = [row for row in read_log(result.log) if row.skipped is not None]
+    assert row.skipped == "no token of its rows carries a loss"
+    note = f"{len(steps)} of the steps were skipped, because no token of its rows carries a loss"
     assert any(each.startswith(note) for each in result.notes)
     for step in steps:
         states = [run.folder / "out-training" / f"step-{n}" for n in (step - 1, step)]

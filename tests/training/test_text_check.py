@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.runs import tiny_run
 from upcycle.errors import DataError
-from upcycle.training.facts import check_text, training_rows
+from upcycle.training.rows import check_text, training_rows
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

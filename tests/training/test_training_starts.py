@@ -17,9 +17,9 @@ from upcycle.errors import DataError, EvaluationError, TrainingError
 from upcycle.report.build import read_training_log
 from upcycle.report.schema import HeldOutPoint
 from upcycle.training import loop
-from upcycle.training.facts import check_text, training_rows
-from upcycle.training.isolation import check_isolation
-from upcycle.training.log import RunLog, read_log
+from upcycle.training.log import LogRecord, RunLog, read_log
+from upcycle.training.models import check_isolation
+from upcycle.training.rows import check_text, training_rows
 
 
 def test_processes_that_were_not_joined_are_refused(
@@ -80,13 +80,13 @@ def test_text_is_checked_as_training_would_check_it(tmp_path: Path) -> None:
 def test_a_log_of_numbers_that_are_none_is_json(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = RunLog(path, after=None)
-    log.write(0, heldout_nll=math.nan, heldout_kl=math.inf)
-    log.write(1, loss=1.5, tokens=8)
+    log.write(LogRecord(step=0, heldout_nll=math.nan, heldout_kl=math.inf))
+    log.write(LogRecord(step=1, loss=1.5, tokens=8))
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"step": 0, "heldout_nll": None, "heldout_kl": None},
         {"step": 1, "loss": 1.5, "tokens": 8},
     ]
-    assert read_log(path)[0]["heldout_nll"] is None
+    assert read_log(path)[0].heldout_nll is None
     again = RunLog(path, after=1)
     assert math.isnan(again.held_out[0][0])
     shown = read_training_log(path)

@@ -1,4 +1,4 @@
-"""Open and parse files that nobody vouches for: never hang, never guess."""
+"""Open and parse untrusted files: never hang, never guess."""
 
 import json
 import os
@@ -112,11 +112,7 @@ def visible_files(folder: Path) -> list[str]:
     """
 
     def refuse(error: OSError) -> None:
-        raise CheckpointError(
-            f"cannot list {error.filename}: {error.strerror}",
-            where=str(error.filename),
-            fix="make the folder readable",
-        ) from error
+        raise not_listed(error, error.filename) from error
 
     found = []
     for root, folders, names in os.walk(folder, onerror=refuse):
@@ -127,13 +123,22 @@ def visible_files(folder: Path) -> list[str]:
             if not name.startswith(".") and (path.is_file() or path.is_symlink()):
                 found.append(path.relative_to(folder).as_posix())
     for relative in found:
-        if not _is_utf8(relative):
+        if shown(relative) != relative:
             raise CheckpointError(
                 f"a file name is not UTF-8: '{shown(relative)}'",
                 where=str(folder),
                 fix="rename the file",
             )
     return sorted(found)
+
+
+def not_listed(error: OSError, where: str | Path) -> CheckpointError:
+    """The error for a folder that the system does not list, as its own error tells."""
+    return CheckpointError(
+        f"cannot list {error.filename}: {error.strerror}",
+        where=str(where),
+        fix="make the folder readable",
+    )
 
 
 def check_files(folder: Path) -> None:
@@ -145,10 +150,6 @@ def check_files(folder: Path) -> None:
     for name in visible_files(folder):
         with reading(folder / name):
             pass
-
-
-def _is_utf8(name: str) -> bool:
-    return os.fsencode(name).decode("utf-8", errors="replace") == name
 
 
 def read_json_object(path: Path) -> tuple[str, dict[str, Any]]:
@@ -209,18 +210,11 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _deeper_than(limit: int, document: object) -> bool:
-    level = [document]
-    for _ in range(limit):
-        level = [
-            child
-            for value in level
-            if isinstance(value, dict | list)
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
-        if not level:
-            return False
-    return True
+def _deeper_than(limit: int, value: object) -> bool:
+    if limit == 0 or not isinstance(value, dict | list):
+        return limit == 0
+    children = value.values() if isinstance(value, dict) else value
+    return any(_deeper_than(limit - 1, child) for child in children)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from upcycle.checkpoint.files import not_listed
 from upcycle.errors import CheckpointError
 
 # Weights in any format.
@@ -40,7 +41,7 @@ ADAPTER = ForeignKind(
     "from peft import AutoPeftModelForCausalLM as M; "
     'M.from_pretrained({folder}).merge_and_unload().save_pretrained("merged")',
 )
-# The first kind that matches is told: the telling ones come before the general ones.
+# The first kind that matches is reported: the specific ones come before the general ones.
 _WITHOUT_MODEL = (
     ForeignKind(
         "a diffusers pipeline",
@@ -144,11 +145,7 @@ def _refuse(folder: Path, kinds: tuple[ForeignKind, ...]) -> None:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise CheckpointError(
-            f"cannot list {folder}: {error.strerror}",
-            where=str(folder.absolute()),
-            fix="make the folder readable",
-        ) from error
+        raise not_listed(error, folder.absolute()) from error
     for kind in kinds:
         for name in names:
             if any(fnmatchcase(name, pattern) for pattern in kind.patterns):

@@ -7,6 +7,7 @@ Format: 8 bytes little-endian length n, n bytes of JSON, then the data
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,58 +17,46 @@ from typing import Any
 from upcycle.checkpoint.files import parse_json_object, reading
 from upcycle.errors import CheckpointError
 
-DTYPE_BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
+# By safetensors' name of a dtype: the bits of a number, and torch's name where it has one.
+_DTYPES = {
+    "BOOL": (8, "bool"),
+    "F4": (4, None),
+    "F6_E2M3": (6, None),
+    "F6_E3M2": (6, None),
+    "U8": (8, "uint8"),
+    "I8": (8, "int8"),
+    "F8_E5M2": (8, "float8_e5m2"),
+    "F8_E4M3": (8, "float8_e4m3fn"),
+    "F8_E8M0": (8, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": (8, "float8_e4m3fnuz"),
+    "F8_E5M2FNUZ": (8, "float8_e5m2fnuz"),
+    "I16": (16, "int16"),
+    "U16": (16, "uint16"),
+    "F16": (16, "float16"),
+    "BF16": (16, "bfloat16"),
+    "I32": (32, "int32"),
+    "U32": (32, "uint32"),
+    "F32": (32, "float32"),
+    "C64": (64, "complex64"),
+    "F64": (64, "float64"),
+    "I64": (64, "int64"),
+    "U64": (64, "uint64"),
 }
+DTYPE_BITS = {name: bits for name, (bits, _) in _DTYPES.items()}
+TORCH_DTYPES = {name: torch_name for name, (_, torch_name) in _DTYPES.items() if torch_name}
 # Those whose numbers heads are merged in.
 MERGEABLE_DTYPES = ("F16", "BF16", "F32", "F64")
-# Those that torch has, by the names of both.
-TORCH_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library itself
 _LARGEST_SIZE = 1 << 63
 _TOO_MANY_BITS = 1 << 66  # of 2**63 bytes
 _LFS_POINTER = b"version "  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_ROTARY = re.compile(
+    r"(^|\.)(rotary_emb|rotary|rotary_embed|rotary_embedding|rope)\."
+    r"(\w*inv_freq|cos_cached|sin_cached|cos|sin|freqs|freqs_cis|scale)$"
+)
+# Masks and positions: GPT-2's `attn.bias` is a lower triangle [1, 1, T, T] and no bias.
+_MASKS = re.compile(r"(^|\.)(masked_bias|causal_mask|position_ids|scale_attn|alibi)$")
+_TRIANGLE = re.compile(r"(^|\.)(attn|self_attn|attention|self_attention)(\.attention)?\.bias$")
 _DAMAGED = "the file is damaged or not safetensors: fetch it again"
 
 
@@ -83,6 +72,18 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes of the tensor's data."""
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether it is a table of positions or a mask, which holds no weights.
+
+        Old checkpoints store such buffers beside the weights; today's classes make them anew.
+        """
+        if _ROTARY.search(self.name) or _MASKS.search(self.name):
+            return True
+        shape = self.shape
+        square = len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
+        return square and _TRIANGLE.search(self.name) is not None
 
 
 @dataclass(frozen=True)

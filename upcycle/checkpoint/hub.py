@@ -91,38 +91,25 @@ def _explained(hub_id: str) -> Iterator[None]:
     """What the Hub refuses, as an error to mend."""
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
         NotASafetensorsRepoError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         SafetensorsParsingError,
     )
 
+    not_safetensors = (NotASafetensorsRepoError, SafetensorsParsingError)
     try:
         yield
-        return
-    except GatedRepoError as error:
-        fix = f"accept its terms at https://huggingface.co/{hub_id}, then run `hf auth login`"
-        reason: Exception = error
-    except RepositoryNotFoundError as error:
-        fix = "check the spelling; for a private model run `hf auth login` first"
-        reason = error
-    except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
-        fix = "name a model with safetensors weights"
-        reason = error
-    except (
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        HfHubHTTPError,
-        HFValidationError,
-        OSError,
-    ) as error:
+    except (*not_safetensors, HFValidationError, OSError) as error:  # OSError: all of its others
         fix = "check the spelling, or download the model and name its folder"
-        reason = error
-    raise CheckpointError(
-        f"{hub_id} is no folder here, and the Hub did not give it: {type(reason).__name__}",
-        where=hub_id,
-        fix=fix,
-    ) from reason
+        if isinstance(error, GatedRepoError):
+            fix = f"accept its terms at https://huggingface.co/{hub_id}, then run `hf auth login`"
+        elif isinstance(error, RepositoryNotFoundError):
+            fix = "check the spelling; for a private model run `hf auth login` first"
+        elif isinstance(error, not_safetensors):
+            fix = "name a model with safetensors weights"
+        raise CheckpointError(
+            f"{hub_id} is no folder here, and the Hub did not give it: {type(error).__name__}",
+            where=hub_id,
+            fix=fix,
+        ) from error

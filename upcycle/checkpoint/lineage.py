@@ -5,10 +5,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from upcycle.checkpoint.manifest import Manifest
+from upcycle.checkpoint.reader import CONFIG_FILE
 from upcycle.utf8 import strict
 
 CONVERT, TRAIN = "convert", "train"  # stages, as manifests name them
-_CONFIG = "config.json"
 # How text becomes ids. Settings and templates beside it may change without changing the model.
 _VOCABULARY = {
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt",
@@ -23,7 +23,7 @@ def is_of_model(name: str) -> bool:
         name: its path relative to the folder; what lies deeper is another model's.
     """
     is_weights = PurePosixPath(name).suffix == ".safetensors" and "/" not in name
-    return is_weights or name == _CONFIG or is_vocabulary(name)
+    return is_weights or name == CONFIG_FILE or is_vocabulary(name)
 
 
 def is_vocabulary(name: str) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import xxhash
 from pydantic import (
@@ -20,6 +20,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_serializer,
     model_validator,
 )
@@ -30,8 +33,6 @@ from upcycle.version import __version__
 
 MANIFEST_NAME = "upcycle.json"
 SCHEMA = 1
-_PARTS = ("source", "options", "versions", "result")
-_CHUNK = 1 << 18
 
 
 def _texts(value: Any) -> dict[str, str]:
@@ -42,6 +43,17 @@ def _texts(value: Any) -> dict[str, str]:
 Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
 # JSON has null where a number is not finite.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+def _or_nothing(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        return None
+
+
+T = TypeVar("T")
+Told = Annotated[T | None, WrapValidator(_or_nothing)]  # what is of another kind tells nothing
 
 
 class ManifestPart(BaseModel):
@@ -172,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise _damaged(path, "it is no JSON object")
     if not isinstance(document.get("stage"), str):
         raise _damaged(path, "stage is missing or no text", "stage")
-    for part in _PARTS:
+    for part in ("source", "options", "versions", "result"):
         if not isinstance(document.get(part, {}), dict):
             raise _damaged(path, f"{part} is no JSON object", part)
     return Manifest.model_validate(document)
@@ -187,12 +199,13 @@ def _damaged(path: Path, problem: str, key: str | None = None) -> CheckpointErro
 
 
 def hash_file(path: Path) -> str:
-    """The content hash of one file, as "xxh3-128:<hex>"."""
-    digest = xxhash.xxh3_128()
+    """The content hash of one file, as "xxh3-128:<hex>".
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return f"xxh3-128:{digest.hexdigest()}"
+        return f"xxh3-128:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 
 
 def hash_path(path: Path) -> str | dict[str, str]:
@@ -226,9 +239,7 @@ def hash_folder(folder: Path, known: Mapping[str, str] | None = None) -> dict[st
     return hashes
 
 
-_NAME = "upcycle"
 REPORT_NAME = "report.json"
-_DOCUMENTS = (MANIFEST_NAME, REPORT_NAME)  # a report of `eval` has no manifest beside it
 _SPECIFICATION = Path("Data", "com.apple.CoreML", "model.mlmodel")
 # A Core ML package notes the manifest in its specification's metadata, a protobuf map: the key, the
 # length of the value, the value. What follows that is not text.
@@ -251,7 +262,8 @@ def made_here(path: Path) -> bool:
 
 def _documents(folder: Path) -> Iterator[str]:
     """Where a folder may say what made it."""
-    for name in (*_DOCUMENTS, _SPECIFICATION):
+    # A report of `eval` has no manifest beside it.
+    for name in (MANIFEST_NAME, REPORT_NAME, _SPECIFICATION):
         path = folder / name
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             continue
@@ -271,6 +283,6 @@ class _Signed(ManifestPart):
 def _is_signed(text: str) -> bool:
     """Whether a text begins with a document of ours."""
     try:
-        return _NAME in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
+        return "upcycle" in _Signed.model_validate(json.JSONDecoder().raw_decode(text)[0]).versions
     except (ValueError, RecursionError):
         return False

@@ -35,7 +35,7 @@ class ForeignNames:
 
 
 _SCRIPT = "run transformers' models/{0} (in its source repository) on the original"
-# The first that matches is told.
+# The first that matches is reported.
 KINDS = (
     ForeignNames(
         "a part of a LoRA that was never merged (PEFT's names)",
@@ -120,11 +120,8 @@ KINDS = (
 def kind_of(names: Iterable[str]) -> tuple[ForeignNames, str] | None:
     """The first kind that any of these names shows, with that name; None where none does."""
     names = list(names)
-    for kind in KINDS:
-        for name in names:
-            if kind.pattern.search(name):
-                return kind, name
-    return None
+    shown = ((kind, name) for kind in KINDS for name in names if kind.pattern.search(name))
+    return next(shown, None)
 
 
 def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointError:
@@ -137,13 +134,12 @@ def missing_tensor(checkpoint: Checkpoint, name: str, fix: str) -> CheckpointErr
     """
     what = f"the checkpoint has no tensor {name}"
     where = str(checkpoint.folder)
-    kind = kind_of(checkpoint.tensors)
-    if kind is not None:
+    if foreign := kind_of(checkpoint.tensors):
+        kind, found = foreign
         return CheckpointError(
-            f"{what}; {kind[1]} is {kind[0].kind}", where=f"{where}, {kind[1]}", fix=kind[0].fix
+            f"{what}; {found} is {kind.kind}", where=f"{where}, {found}", fix=kind.fix
         )
-    renamed = _renamed(checkpoint, name)
-    if renamed is not None:
+    if renamed := _renamed(checkpoint, name):
         found, words, steps = renamed
         return CheckpointError(
             f"{what}; it has {found}, whose name {words}",

@@ -1,6 +1,5 @@
 """Find NaN and infinity in stored tensors by their bits, without decoding them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,14 +52,9 @@ class NonfiniteScan:
         self._seen += bits.size
 
 
-def scan_nonfinite(dtype: str, chunks: Iterable[bytes | memoryview]) -> NonfiniteScan:
-    """Scan all chunks of a tensor."""
-    scan = NonfiniteScan(dtype)
-    for chunk in chunks:
-        scan.update(chunk)
-    return scan
-
-
 def count_nonfinite(checkpoint: Checkpoint, name: str) -> int:
     """How many values of a stored tensor are NaN or infinite; streamed, never decoded."""
-    return scan_nonfinite(checkpoint.tensors[name].dtype, checkpoint.chunks(name)).count
+    scan = NonfiniteScan(checkpoint.tensors[name].dtype)
+    for chunk in checkpoint.chunks(name):
+        scan.update(chunk)
+    return scan.count

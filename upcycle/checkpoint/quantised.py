@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.errors import FamilyError
@@ -44,27 +43,21 @@ def refuse_quantised(checkpoint: Checkpoint) -> None:
         FamilyError: the configuration or the tensors say that it is quantised.
     """
     key = next((key for key in _CONFIG_KEYS if checkpoint.config.get(key)), None)
-    found = quantised_tensors(checkpoint.tensors)
-    if found:
-        scheme, names = found
+    scheme, names = quantised_tensors(checkpoint.tensors) or ("unknown method", [])
+    if names:
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        raise FamilyError(
-            f"the checkpoint is quantised ({_method(checkpoint.config, key) or scheme}): "
-            f"it has {names[0]}{more}; merging needs the full weights",
-            where=f"{checkpoint.folder / checkpoint.tensors[names[0]].shard}, {names[0]}",
-            fix="convert the checkpoint that was quantised, then quantise the result",
-        )
-    if key:
-        method = _method(checkpoint.config, key) or "unknown method"
-        raise FamilyError(
-            f"the checkpoint is quantised ({method}); merging needs the full weights",
-            where=f"{checkpoint.folder / CONFIG_FILE}, {key}",
-            fix="convert the checkpoint that was quantised, then quantise the result; "
-            f"if these are full weights, remove {key}",
-        )
-
-
-def _method(config: Mapping[str, Any], key: str | None) -> str | None:
-    section = config.get(key) if key else None
+        seen, also = f": it has {names[0]}{more}", ""
+        where = f"{checkpoint.folder / checkpoint.tensors[names[0]].shard}, {names[0]}"
+    elif key:
+        seen, also = "", f"; if these are full weights, remove {key}"
+        where = f"{checkpoint.folder / CONFIG_FILE}, {key}"
+    else:
+        return
+    section = checkpoint.config.get(key) if key else None
     method = section.get("quant_method") if isinstance(section, Mapping) else None
-    return method if isinstance(method, str) else None
+    told = method if method and isinstance(method, str) else scheme
+    raise FamilyError(
+        f"the checkpoint is quantised ({told}){seen}; merging needs the full weights",
+        where=where,
+        fix=f"convert the checkpoint that was quantised, then quantise the result{also}",
+    )

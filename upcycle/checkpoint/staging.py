@@ -49,9 +49,7 @@ def staged(
     """
     with _workspace(output, overwrite, inputs, resume) as staging:
         yield staging
-        follow_umask(staging)
-        sync_tree(staging)
-        _publish(staging, output, overwrite)
+        _publish(staging, staging, output, overwrite)
 
 
 @contextmanager
@@ -66,9 +64,7 @@ def staged_entry(
     with _workspace(output, overwrite, inputs) as staging:
         entry = staging / output.name
         yield entry
-        follow_umask(entry)
-        sync_tree(staging)
-        _publish(entry, output, overwrite)
+        _publish(staging, entry, output, overwrite)
         shutil.rmtree(staging)
 
 
@@ -318,16 +314,14 @@ def locked(folder: Path, output: Path) -> Iterator[None]:
 def clear(folder: Path, *, keep: Container[str] = (), only: Container[str] | None = None) -> None:
     """Remove what is in a folder, but the entries named in `keep`, or `only` those named there."""
     for entry in folder.iterdir():
-        if entry.name in keep or (only is not None and entry.name not in only):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        if entry.name not in keep and (only is None or entry.name in only):
+            _remove(entry)
 
 
-def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
-    """Rename onto `output`; a folder there already steps aside first and goes last."""
+def _publish(staging: Path, entry: Path, output: Path, overwrite: bool) -> None:
+    """Sync, then rename onto `output`; a folder there already steps aside first and goes last."""
+    follow_umask(entry)
+    sync_tree(staging)
     check_output(output, overwrite=overwrite)  # it may have appeared meanwhile
     aside = output.parent / f".{output.name}.replaced"
     _remove(aside)
@@ -335,7 +329,7 @@ def _publish(staged_path: Path, output: Path, overwrite: bool) -> None:
         with stopping.shielded():
             if os.path.lexists(output):
                 os.rename(output, aside)
-            os.rename(staged_path, output)
+            os.rename(entry, output)
         sync(output.parent)
         _remove(aside)
 

@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from upcycle.checkpoint.headers import TensorSpec, header_bytes
+from upcycle.checkpoint.headers import TORCH_DTYPES, TensorSpec, header_bytes
 from upcycle.checkpoint.reader import INDEX_FILE, SINGLE_FILE, Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 _CHUNK = 1 << 18  # a longer write takes the kernel longer per byte: it looks for larger pages
-_TORCH_DTYPES = {
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-}
 
 
 @dataclass(frozen=True)
@@ -102,9 +95,10 @@ def rewrite(
         checkpoint: the layout to keep.
         folder: where the shards and the index go.
         replacements: new values by tensor name, of the stored shapes.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
     """
-    unknown = sorted(set(replacements) - set(checkpoint.tensors))
-    assert not unknown, f"no such tensors in the checkpoint: {unknown}"
     layouts = [
         ShardLayout(header.path.name, header.tensors, header.metadata)
         for header in checkpoint.headers
@@ -132,7 +126,7 @@ def tensor_chunks(tensor: "Tensor", dtype: str) -> Iterator[memoryview]:
     """A tensor's bytes in a stored dtype, by safetensors name."""
     import torch
 
-    stored = tensor.detach().to("cpu", getattr(torch, _TORCH_DTYPES[dtype])).contiguous()
+    stored = tensor.detach().to("cpu", getattr(torch, TORCH_DTYPES[dtype])).contiguous()
     yield stored.reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from upcycle.attention import AttentionShape
-from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.families.family import Family
@@ -194,7 +193,7 @@ def _candidates(checkpoint: Checkpoint, family: Family, shape: AttentionShape) -
             match = _OTHER_LAYOUT.search(name)
             if match:
                 found.add(name[: match.start()])
-            elif len(tensor.shape) > 1 and not is_buffer(name, tensor.shape):
+            elif len(tensor.shape) > 1 and not tensor.is_buffer:
                 others.append(name)
     known = tuple(f"{module}." for module in found)
     called = (_ATTENTION.search(name) for name in others if not name.startswith(known))
@@ -220,7 +219,7 @@ def _problem(
             return f"its {role} is stored as {tensor.dtype}"
     prefix = module + "."
     for name, tensor in checkpoint.tensors.items():
-        is_known = name.removeprefix(prefix) in expected or is_buffer(name, tensor.shape)
+        is_known = name.removeprefix(prefix) in expected or tensor.is_buffer
         if name.startswith(prefix) and not is_known:
             return f"it has {name.removeprefix(prefix)}, which the decoder's layers have not"
     return None

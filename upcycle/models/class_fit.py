@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.naming import kind_of
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import CheckpointError
@@ -181,7 +180,7 @@ def _shapes(checkpoint: Checkpoint, known: Known) -> dict[str, list[int]]:
     return {
         name: list(tensor.shape)
         for name, tensor in checkpoint.tensors.items()
-        if not (is_buffer(name, tensor.shape) or known(name))
+        if not (tensor.is_buffer or known(name))
     }
 
 

@@ -18,7 +18,7 @@ from upcycle.pipeline.shared import Run
 from upcycle.pipeline.stages import preconditions
 from upcycle.recipe.loading import load_recipe
 from upcycle.recipe.schema import Recipe
-from upcycle.training.isolation import check_isolation, packing_leak
+from upcycle.training.models import check_isolation, packing_leak
 
 _PROBE = "def main():\n    return 'naïve café', 0x1F, \"→\"\n"
 _STATE_BYTES = 12  # an fp32 master and two fp32 moments for each parameter

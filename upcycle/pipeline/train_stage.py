@@ -14,15 +14,9 @@ from upcycle.options.train import TrainOptions
 from upcycle.pipeline import training
 from upcycle.pipeline.stage import ANEW, Cost, Found, Note, Precondition, Stage
 from upcycle.progress import Watcher
-from upcycle.training.facts import (
-    check_text,
-    row_facts,
-    run_settings,
-    setting_keys,
-    text_facts,
-    training_rows,
-)
+from upcycle.training.facts import SETTING_KEYS, RunFacts, row_facts, run_settings, text_facts
 from upcycle.training.launch import check_launch
+from upcycle.training.rows import check_text, training_rows
 from upcycle.training.state import newest_facts, state_folders
 
 
@@ -69,24 +63,26 @@ class Train(Stage):
     def changes(self, manifest: Manifest) -> list[str]:
         """The run that made the result was another one."""
         made = {**manifest.options.document, **manifest.source.document}
-        return self._run_changes(made, is_made=True)
+        return self._run_changes(RunFacts.model_validate(made), is_made=True)
 
-    def _run_changes(self, facts: Mapping[str, Any], *, is_made: bool) -> list[str]:
+    def _run_changes(self, facts: RunFacts, *, is_made: bool) -> list[str]:
         """What makes the recipe's run another than the one that left a state or a result.
 
         Args:
-            facts: of the run that was, see `run_facts`.
+            facts: of the run that was.
             is_made: whether the converted folder is the recipe's.
         """
-        known = {key: facts[key] for key in setting_keys() if key in facts}
+        made = facts.document
+        known = {key: made[key] for key in SETTING_KEYS if key in made}
         changed = differences(known, self.options())
         for key, now in (self.inputs() if is_made else self._teacher()).items():
-            changed += differences({key: facts.get(key)}, {key: now})
+            changed += differences({key: made.get(key)}, {key: now})
         # Only the rows decide, but the same text makes the same ones: most runs need no tokenising.
         converted = self.run.layout.converted
-        if is_made and not changed and facts.get("text") != text_facts(self.asked, converted):
+        if is_made and not changed and facts.text != text_facts(self.asked, converted):
             rows, _ = training_rows(converted, self.asked)
-            changed += differences({"rows": facts.get("rows")}, {"rows": row_facts(rows)})
+            now_rows = row_facts(rows).model_dump()
+            changed += differences({"rows": made.get("rows")}, {"rows": now_rows})
         return changed
 
     def _state_changes(self, *, is_made: bool) -> list[str]:

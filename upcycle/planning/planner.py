@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from upcycle.attention import AttentionShape
-from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import MERGEABLE_DTYPES
 from upcycle.checkpoint.naming import layer_behind, missing_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
@@ -334,7 +333,7 @@ def _attention_tensors(
     layer_in = re.compile(re.escape(family.attention_module).replace(r"\{layer\}", r"(\d+)"))
     for name, tensor in checkpoint.tensors.items():
         found = layer_in.match(name)
-        if not found or is_buffer(name, tensor.shape):
+        if not found or tensor.is_buffer:
             continue
         if found[1] not in numbers and found[0] not in modules:
             raise layer_behind(checkpoint, name, total)
@@ -366,7 +365,7 @@ def _refuse_unknown(checkpoint: Checkpoint, family: Family, layer: int, known: s
     """A tensor of an attention that the family does not know would be silently wrong."""
     module = family.attention_module.format(layer=layer) + "."
     for name, tensor in checkpoint.tensors.items():
-        if name.startswith(module) and name not in known and not is_buffer(name, tensor.shape):
+        if name.startswith(module) and name not in known and not tensor.is_buffer:
             raise not_described(checkpoint, family, name)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from upcycle.checkpoint.lineage import not_of_origin, origin_of
 from upcycle.checkpoint.manifest import MANIFEST_NAME, hash_file, read_manifest, versions
@@ -16,7 +15,7 @@ from upcycle.report.schema import (
     Training,
     TrainingPoint,
 )
-from upcycle.training.log import logged_number, read_log
+from upcycle.training.log import LogRecord, drawable, read_log
 
 MOST_POINTS = 400
 # What loading reads. Other files, such as a second copy in another format, may be huge.
@@ -70,26 +69,24 @@ def read_training_log(path: Path) -> Training | None:
     steps = _by_step(rows, "loss")
     if not steps:
         return None
-    tokens = logged_number(steps[-1], "tokens")
+    tokens = drawable(steps[-1].tokens)
     return Training(
-        steps=steps[-1]["step"],
+        steps=steps[-1].step,
         tokens=None if tokens is None else int(tokens),
-        points=[TrainingPoint(row["step"], logged_number(row, "loss")) for row in _thinned(steps)],
+        points=[TrainingPoint(row.step, drawable(row.loss)) for row in _thinned(steps)],
         held_out=[
-            HeldOutPoint(
-                row["step"], logged_number(row, "heldout_kl"), logged_number(row, "heldout_nll")
-            )
+            HeldOutPoint(row.step, drawable(row.heldout_kl), drawable(row.heldout_nll))
             for row in _by_step(rows, "heldout_kl")
         ],
     )
 
 
-def _by_step(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    found = {row["step"]: row for row in rows if key in row}
+def _by_step(rows: list[LogRecord], key: str) -> list[LogRecord]:
+    found = {row.step: row for row in rows if key in row.model_fields_set}
     return [found[step] for step in sorted(found)]
 
 
-def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _thinned(rows: list[LogRecord]) -> list[LogRecord]:
     """At most `MOST_POINTS` of the rows, evenly spread, the first and the last among them."""
     if len(rows) <= MOST_POINTS:
         return rows

@@ -1,64 +1,24 @@
-"""What may differ between a run and its resumption by the user's leave, and what is told of it."""
+"""What the user may allow to differ between a run and its resumption, and what is told of it."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection
 
 from upcycle.errors import TrainingError
 from upcycle.options.train import TrainOptions
-from upcycle.training.facts import FREE_KEYS
+from upcycle.training.facts import FREE_KEYS, SETTING_KEYS, Change, RunFacts
 from upcycle.training.state import FoundState
 from upcycle.training.step import learning_rate
 
-# By the key that allows a change: the facts that it may change.
-_CHANGEABLE: Mapping[str, frozenset[str]] = {
-    **{
-        key: frozenset({key})
-        for key in (
-            "betas", "cross_entropy", "distillation", "learning_rate", "max_grad_norm",
-            "precision", "rows", "schedule", "seed", "steps", "teacher", "temperature",
-            "warmup_steps", "weight_decay",
-        )
-    },
-    "data": frozenset({"data", "rows"}),
-    "assistant_only": frozenset({"assistant_only", "rows"}),
-}  # fmt: skip
 _FIXED = {
     "batch_size": "rows are counted in batches, so that another size would repeat or skip text",
-    "sequence_length": "rows of another length are other rows, so that text would repeat or lack",
+    "sequence_length": "rows of another length are other rows: text would be repeated or missing",
     "student": "the state holds the weights of the student that the run began with",
     "trainable": "the state holds the moments of the weights that were trained",
 }
+_CHANGEABLE = (SETTING_KEYS | {"teacher", "rows"}) - _FIXED.keys()
+_OF_THE_TEXT = {"data", "assistant_only"}  # with these the rows change too
 # Keys inside `train.data`, as a recipe's overrides spell them.
 _LONG = {"data.sources": "data", "data.chat.assistant_only": "assistant_only"}
 _OF_THE_RATE = {"learning_rate", "schedule", "warmup_steps", "steps"}
-
-
-@dataclass(frozen=True)
-class Change:
-    """A fact that differs from some step on.
-
-    Attributes:
-        step: optimiser steps done before.
-        key: of the fact.
-        before: the earlier value.
-        after: the value since.
-    """
-
-    step: int
-    key: str
-    before: Any
-    after: Any
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the log, the states and the manifest."""
-        found = asdict(self)
-        return {"step": found["step"], "key": self.key, "from": self.before, "to": self.after}
-
-    def __str__(self) -> str:
-        if isinstance(self.before, dict) or isinstance(self.after, dict):
-            return f"other {self.key} after step {self.step}"
-        return f"{self.key} {self.before} → {self.after} after step {self.step}"
 
 
 def allowed_keys(allow_change: Collection[str]) -> list[str]:
@@ -82,42 +42,44 @@ def allowed_keys(allow_change: Collection[str]) -> list[str]:
 
 
 def changes_since(
-    found: FoundState, facts: Mapping[str, Any], allow_change: Collection[str]
+    found: FoundState, facts: RunFacts, allow_change: Collection[str]
 ) -> list[Change]:
-    """What a resumed run does otherwise than the state's.
+    """What a resumed run does differently from the run that saved the state.
 
     Raises:
         TrainingError: naming what differs and was not allowed to, or steps that lie behind.
     """
+    step, was, now = found.state.step, found.state.facts.document, facts.document
     changes = [
-        Change(found.step, key, found.facts.get(key), facts.get(key))
-        for key in _differing(found.facts, facts)
+        Change(step=step, key=key, before=was.get(key), after=now.get(key))
+        for key in _differing(found.state.facts, facts)
     ]
-    allowed = {fact for key in allow_change for fact in _CHANGEABLE.get(key, ())}
+    allowed = {*allow_change, *(["rows"] if _OF_THE_TEXT & {*allow_change} else [])}
     refused = [change for change in changes if change.key not in allowed]
     if refused:
         raise TrainingError(
-            "the run cannot be resumed, for it is no longer the same: "
+            "the run cannot be resumed because it is no longer the same: "
             + "; ".join(f"{c.key} was {c.before!r} and is {c.after!r}" for c in refused),
             where=str(found.folder),
             fix=_way_out({change.key for change in refused}),
         )
-    if facts["steps"] < found.step:
+    if now["steps"] < step:
         raise TrainingError(
-            f"the state is that of step {found.step}, behind the {facts['steps']} steps asked for",
+            f"the state is that of step {step}, behind the {now['steps']} steps asked for",
             where=str(found.folder),
-            fix=f"give at least {found.step} steps",
+            fix=f"give at least {step} steps",
         )
     return changes
 
 
-def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The facts that differ, but for those that may and the text, of which the rows decide."""
-    keys = {*was, *now} - FREE_KEYS - {"text"}
-    return [key for key in sorted(keys) if was.get(key) != now.get(key)]
+def _differing(was: RunFacts, now: RunFacts) -> list[str]:
+    """The facts that differ, apart from those that always may and the text: the rows decide."""
+    before, after = was.document, now.document
+    keys = {*before, *after} - FREE_KEYS - {"text"}
+    return [key for key in sorted(keys) if before.get(key) != after.get(key)]
 
 
-def keys_to_allow(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+def keys_to_allow(was: RunFacts, now: RunFacts) -> set[str]:
     """The keys by which a run may go on from a state that has other facts than its own."""
     return _allowing(set(_differing(was, now)))
 
@@ -125,7 +87,7 @@ def keys_to_allow(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
 def _allowing(keys: set[str]) -> set[str]:
     if keys <= {"rows"} and keys:
         return {"data"}
-    return keys - {"rows"} if keys & {"data", "assistant_only"} else keys
+    return keys - {"rows"} if keys & _OF_THE_TEXT else keys
 
 
 def _way_out(keys: set[str]) -> str:
@@ -140,9 +102,9 @@ def _way_out(keys: set[str]) -> str:
 
 
 def change_notes(found: FoundState, recipe: TrainOptions, changes: Collection[Change]) -> list[str]:
-    """What a changed run does otherwise; the rate too, a function of the step and the recipe."""
+    """What a changed run does differently; the rate too, a function of the step and the recipe."""
     notes = [f"changed: {change}" for change in changes]
-    step, facts = found.step, found.facts
+    step, facts = found.state.step, found.state.facts.document
     if step >= recipe.num_steps and {change.key for change in changes} - {"steps"}:
         notes.append(f"no step is left to train otherwise: the run has {step}, and all are done")
     if not {change.key for change in changes} & _OF_THE_RATE or step >= recipe.num_steps:

@@ -1,233 +1,131 @@
-"""What a run is about: the rows it trains on, and everything a resumed run must share."""
+"""What a run is about: everything that a resumed run must share, and what may change of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import AliasChoices, BaseModel, Field
+
 from upcycle.checkpoint.lineage import is_vocabulary
-from upcycle.checkpoint.manifest import hash_file, hash_path
+from upcycle.checkpoint.manifest import ManifestPart, Texts, Told, hash_file, hash_path
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
-from upcycle.data.documents import tokenise_files
-from upcycle.data.ledger import TRAIN_DATA, Ledger
-from upcycle.data.tokens import Tokens
-from upcycle.errors import DataError
-from upcycle.models.loading import load_tokenizer
-from upcycle.options.train import DataOptions, TrainOptions
+from upcycle.options.train import TrainOptions
 from upcycle.utf8 import shown
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from upcycle.data.packing import PackedRows
 
 # What may differ between a run and its resumption: none of it touches the weights beyond rounding.
 # `steps` stands for fraction and source_steps; text and teacher are told by their hashes.
-FREE_KEYS = {name for name in TrainOptions.model_fields if not TrainOptions.written(name).noted} - {
-    "data",
-    "teacher",
-}
+_NOTED = {name for name in TrainOptions.model_fields if TrainOptions.written(name).noted}
+FREE_KEYS = TrainOptions.model_fields.keys() - _NOTED - {"data", "teacher"}
+# The keys that `run_settings` has; older runs may have had others.
+SETTING_KEYS = _NOTED | {"data", "assistant_only"}
 _TOKENIZER_SETTINGS = ("tokenizer_config", "special_tokens_map", "chat_template")
-_HELD_OUT_SHARE, _MOST_HELD_OUT_ROWS = 50, 16
-# Where few tokens are targets, and few of those are trained on, all rows are looked at.
-_PLAIN_SHARE, _FEW_TARGETS = 0.5, 1000
-_DOCUMENTS = 20  # of every source, read at least before a run
 
 
-def training_rows(tokenizer_folder: Path, recipe: TrainOptions) -> "tuple[PackedRows, PackedRows]":
-    """Packed rows to train on, and the last few (about 2 %), which are held out from it.
+class RowFacts(BaseModel, frozen=True, strict=True):
+    """What tells packed rows from others: how many there are, and the hash of all."""
 
-    Raises:
-        DataError: the text cannot be read, is less than one batch, or has nothing to learn from in
-            the rows of any step.
+    count: int
+    hash: str
+
+
+class TextFacts(BaseModel, frozen=True, strict=True):
+    """What rows are made of, apart from the settings: the same text makes the same rows.
+
+    Other text may, too, so that only the rows decide whether a run is the same.
+
+    Attributes:
+        files: hashes of the sources; of a folder those of its files by name.
+        column: that holds plain text.
+        tokenizer: hashes of the files that make tokens of text, by name.
     """
-    from upcycle.data.packing import IGNORED, pack
 
-    sources = [source.path for source in recipe.data.sources]
-    tokens = _tokens(sources, load_tokenizer(tokenizer_folder), recipe.data)
-    rows = pack(tokens, recipe.sequence_length, where=_where(recipe))
-    # The last rows may carry no loss, such as one of a single token: there is nothing to measure.
-    last_with_targets = int((rows.labels != IGNORED).any(dim=1).nonzero().max())
-    num_held_out = max(_held_out(len(rows)), len(rows) - last_with_targets)
-    _check_batch(len(rows), num_held_out, recipe)
-    num_training = len(rows) - num_held_out
-    training = rows.part(0, num_training)
-    _check_steps(training, recipe)
-    return training, rows.part(num_training, len(rows))
+    files: list[str | dict[str, str]]
+    column: str | None
+    tokenizer: dict[str, str]
 
 
-def _check_steps(rows: "PackedRows", recipe: TrainOptions) -> None:
-    """Refuse a run of which every step would be passed over.
+class RunFacts(ManifestPart):
+    """Content hashes and options that make two runs the same run; paths stay out.
 
-    Raises:
-        DataError: naming the sources and their share of targets.
+    Attributes:
+        document: all of it as JSON values, in which the settings stand beside what is below.
+        student: hashes of its configuration and weights, by file name.
+        teacher: the same of the teacher.
+        rows: of the training rows: they stand for the text, the tokenizer and the packing.
+        text: what the rows were made of.
     """
-    from upcycle.data.packing import IGNORED, batch_rows
 
-    if not rows.num_targets:
-        raise _no_targets(f"{len(rows)} rows of {recipe.sequence_length} tokens", recipe)
-    has_targets = (rows.labels[:, 1:] != IGNORED).any(dim=1)
-    for step in range(recipe.num_steps):
-        chosen = batch_rows(
-            step, batch_size=recipe.batch_size, num_rows=len(rows), seed=recipe.seed
-        )
-        if bool(has_targets[chosen].any()):
-            return
-    share = target_share(rows.num_targets, rows.input_ids.numel())
-    what = f"the rows that {recipe.num_steps} steps train on"
-    raise _no_targets(what, recipe, f": only {share}", ", train more steps")
+    student: Texts = Field(default={})
+    teacher: Texts = Field(default={})
+    rows: Told[RowFacts] = None
+    text: Told[TextFacts] = None
 
 
-def _no_targets(what: str, recipe: TrainOptions, share: str = "", also: str = "") -> DataError:
-    """The refusal of text that nothing could be learnt from."""
-    return DataError(
-        f"none of {what} carries a loss{share}",
-        where=_where(recipe),
-        fix=f"give chats in which the assistant says something{also}, or turn assistant_only off",
-    )
+class Change(BaseModel, frozen=True, strict=True, serialize_by_alias=True):
+    """A fact that differs from some step on.
 
-
-def _where(recipe: TrainOptions) -> str:
-    names = ", ".join(shown(source.path.name) for source in recipe.data.sources)
-    return f"recipe, train.data.sources: {names}"
-
-
-def target_share(targets: int, tokens: int) -> str:
-    """How many tokens carry a loss, for people."""
-    return f"{targets:,} of {tokens:,} tokens ({targets / tokens:.1%}) are targets"
-
-
-def check_text(tokenizer_folder: Path, recipe: TrainOptions) -> str:
-    """Refuse text that no run could train on, reading little more of it than that takes.
-
-    Returns:
-        What was found, for people, and of which source the rest was not looked at.
-
-    Raises:
-        DataError: a source cannot be read, rendered and tokenised, or all are less than one batch.
+    Attributes:
+        step: optimiser steps done before.
+        key: of the fact.
+        before: the earlier value.
+        after: the value since.
     """
-    tokenizer, data = load_tokenizer(tokenizer_folder), recipe.data
-    enough = (recipe.batch_size + _MOST_HELD_OUT_ROWS) * recipe.sequence_length
-    details, filled, targets = [], 0, 0
-    for source in data.sources:
-        ledger = Ledger(source.path.name, data.max_bad_share, TRAIN_DATA)
-        count = 0
-        for number, tokens in enumerate(_tokens([source.path], tokenizer, data, ledger), 1):
-            count += len(tokens.ids)
-            targets += num_targets(tokens)
-            if number >= _DOCUMENTS and filled + count >= enough and targets:
-                details.append(
-                    f"{source.path.name}: only the first {number} documents were looked at, "
-                    f"{count:,} tokens; bad rows behind them count in the run"
-                )
-                break
-        else:
-            details.append(f"{source.path.name}: {count:,} tokens")
-        if ledger.bad and not data.max_bad_share:  # what lies behind cannot make up for it
-            ledger.check()
-        if ledger.has_losses:
-            details.append(f"not all of it is used: {ledger.summary()}")
-        filled += count
-    if filled and not targets:
-        raise _no_targets(f"{filled:,} tokens", recipe)
-    if filled < enough:
-        num_rows = -(-filled // recipe.sequence_length) if filled >= recipe.sequence_length else 0
-        _check_batch(num_rows, _held_out(num_rows), recipe)
-    trained = recipe.num_steps * recipe.batch_size * recipe.sequence_length
-    share = targets / filled if filled else 1.0
-    if share < _PLAIN_SHARE and share * trained < _FEW_TARGETS:  # the steps may meet none of them
-        training_rows(tokenizer_folder, recipe)
-    return "; ".join([*details, target_share(targets, filled)])
 
+    step: int
+    key: str
+    before: Any = Field(validation_alias=AliasChoices("from", "before"), serialization_alias="from")
+    after: Any = Field(validation_alias=AliasChoices("to", "after"), serialization_alias="to")
 
-def num_targets(tokens: Tokens) -> int:
-    """Tokens of a document that carry a loss: never its first, which nothing predicts."""
-    if tokens.loss_mask is None:
-        return max(0, len(tokens.ids) - 1)
-    return int(tokens.loss_mask[1:].sum())
-
-
-def _tokens(
-    sources: list[Path],
-    tokenizer: "PreTrainedTokenizerBase",
-    data: DataOptions,
-    ledger: Ledger | None = None,
-) -> Iterator[Tokens]:
-    return tokenise_files(
-        sources,
-        tokenizer,
-        text_column=data.text_column,
-        assistant_only=data.chat.assistant_only,
-        max_bad_share=data.max_bad_share,
-        section=TRAIN_DATA,
-        ledger=ledger,
-    )
-
-
-def _held_out(num_rows: int) -> int:
-    return min(_MOST_HELD_OUT_ROWS, max(1, num_rows // _HELD_OUT_SHARE))
-
-
-def _check_batch(num_rows: int, num_held_out: int, recipe: TrainOptions) -> None:
-    if num_rows - num_held_out < recipe.batch_size:
-        raise DataError(
-            f"too little text: {num_rows} rows of {recipe.sequence_length} tokens, of which "
-            f"{num_held_out} held out, are less than one batch of {recipe.batch_size}",
-            where="recipe, train.data.sources",
-            fix="add text, or lower batch_size or sequence_length",
-        )
+    def __str__(self) -> str:
+        if isinstance(self.before, dict) or isinstance(self.after, dict):
+            return f"other {self.key} after step {self.step}"
+        return f"{self.key} {self.before} → {self.after} after step {self.step}"
 
 
 def run_facts(
     recipe: TrainOptions, student: Checkpoint, teacher: Checkpoint, rows: "PackedRows"
-) -> dict[str, Any]:
-    """Content hashes and options that make two runs the same run, as plain JSON values.
-
-    The rows' hash stands for the text, the tokenizer and the packing; paths stay out.
-    """
-    return {
-        **run_settings(recipe),
-        "student": weight_hashes(student),
-        "teacher": weight_hashes(teacher),
-        "rows": row_facts(rows),
-        "text": text_facts(recipe, student.folder),
-    }
+) -> RunFacts:
+    """What a run is about."""
+    return RunFacts.model_validate(
+        {
+            **run_settings(recipe),
+            "student": weight_hashes(student),
+            "teacher": weight_hashes(teacher),
+            "rows": row_facts(rows).model_dump(),
+            "text": text_facts(recipe, student.folder).model_dump(),
+        }
+    )
 
 
 def run_settings(recipe: TrainOptions) -> dict[str, Any]:
     """The part of `run_facts` that the recipe says by itself."""
-    settings = {**recipe.noted(), "steps": recipe.num_steps}
     return {
-        **{key: value for key, value in settings.items() if value is not None},
-        "data": [shown(source.path.name) for source in recipe.data.sources],
+        **recipe.noted(),
+        "steps": recipe.num_steps,
+        "data": [shown(path.name) for path in recipe.texts],
         "assistant_only": recipe.data.chat.assistant_only,
     }
 
 
-def setting_keys() -> set[str]:
-    """The keys that `run_settings` may have; older runs may have had others."""
-    return {*TrainOptions.model_fields, "assistant_only"} - {"teacher", *FREE_KEYS}
-
-
-def row_facts(rows: "PackedRows") -> dict[str, Any]:
+def row_facts(rows: "PackedRows") -> RowFacts:
     """What tells rows from others."""
-    return {"count": len(rows), "hash": rows.content_hash()}
+    return RowFacts(count=len(rows), hash=rows.content_hash())
 
 
-def text_facts(recipe: TrainOptions, tokenizer_folder: Path) -> dict[str, Any]:
-    """What rows are made of, apart from the settings: the same text makes the same rows.
-
-    Other text may, too, so that only the rows decide whether a run is the same.
-    """
-    names = [path.name for path in tokenizer_folder.iterdir() if path.is_file()]
-    return {
-        "files": [hash_path(source.path) for source in recipe.data.sources],
-        "column": recipe.data.text_column,
-        "tokenizer": {
-            name: hash_file(tokenizer_folder / name)
-            for name in sorted(names)
-            if is_vocabulary(name) or name.startswith(_TOKENIZER_SETTINGS)
+def text_facts(recipe: TrainOptions, tokenizer_folder: Path) -> TextFacts:
+    """What rows are made of, read anew."""
+    return TextFacts(
+        files=[hash_path(path) for path in recipe.texts],
+        column=recipe.data.text_column,
+        tokenizer={
+            path.name: hash_file(path)
+            for path in sorted(tokenizer_folder.iterdir())
+            if is_vocabulary(path.name) or path.name.startswith(_TOKENIZER_SETTINGS)
+            if path.is_file()
         },
-    }
+    )
 
 
 def weight_hashes(checkpoint: Checkpoint) -> dict[str, str]:

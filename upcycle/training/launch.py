@@ -29,6 +29,7 @@ _DEVICES = {
     "XLA_USE_BF16": "a TPU's bfloat16",
     "XLA_DOWNCAST_BF16": "a TPU's bfloat16",
     "ACCELERATE_DOWNCAST_BF16": "a TPU's bfloat16",
+    "PJRT_DEVICE": "a TPU",
 }
 
 
@@ -57,17 +58,20 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
                 f"turn it off in the accelerate configuration, or {_PLAIN}",
             )
     for name, what in _DEVICES.items():
-        if value(name) in _YES:
+        if value(name) in {*_YES, "tpu"}:
             raise refuse(
                 f"training with {what} is not supported",
                 name,
-                f"train on the CPU, CUDA or MPS: omit it, or {_PLAIN}",
+                f"train on the CPU, CUDA or MPS: unset it, or {_PLAIN}",
             )
-    if value("PJRT_DEVICE") == "tpu":
+    # `accelerate launch` says "no" where nothing was asked for, so that "no" asks for nothing.
+    precision = value("ACCELERATE_MIXED_PRECISION")
+    if precision not in {*_NOTHING, recipe.precision}:
         raise refuse(
-            "training with a TPU is not supported", "PJRT_DEVICE", f"unset it, or {_PLAIN}"
+            f"mixed precision {precision} is asked for there, and {recipe.precision} by the recipe",
+            "ACCELERATE_MIXED_PRECISION",
+            "set mixed_precision: no, and train.precision to bf16 or fp32",
         )
-    _check_precision(recipe, value("ACCELERATE_MIXED_PRECISION"))
     if value("ACCELERATE_FP8_BACKEND") not in _NOTHING:
         raise refuse(
             "training in fp8 is not supported", "ACCELERATE_FP8_BACKEND", "set mixed_precision: no"
@@ -83,7 +87,7 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
     if missing or value("WORLD_SIZE") not in ("", f"{world}"):
         broken = f" without a valid {', '.join(missing)}" if missing else ""
         raise refuse(
-            f"WORLD_SIZE tells of {environment['WORLD_SIZE']!r} processes{broken}",
+            f"WORLD_SIZE asks for {environment['WORLD_SIZE']!r} processes{broken}",
             "WORLD_SIZE",
             "unset it to train in one process; for several, "
             "`torchrun --nproc-per-node N -m upcycle train RECIPE` sets all that they need",
@@ -96,7 +100,7 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
             f"by the recipe: batch_size {recipe.batch_size} on {world} x "
             f"{recipe.micro_batch_size} rows",
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-            "take gradient_accumulation_steps away, for batch_size and micro_batch_size say it",
+            "remove gradient_accumulation_steps: batch_size and micro_batch_size say it",
         )
     clipped = value("ACCELERATE_GRADIENT_CLIPPING")
     if clipped not in _NOTHING and clipped != f"{recipe.max_grad_norm}":
@@ -104,7 +108,7 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
             f"gradients are clipped to {clipped} there, and to {recipe.max_grad_norm} by the "
             "recipe",
             "ACCELERATE_GRADIENT_CLIPPING",
-            f"take gradient_clipping away, or set train.max_grad_norm={clipped}",
+            f"remove gradient_clipping, or set train.max_grad_norm={clipped}",
         )
     # `accelerate launch --cpu --num_processes 2` starts one process, with the address of others.
     is_alone = not any(value(name) for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
@@ -116,14 +120,3 @@ def check_launch(recipe: TrainOptions, environment: Mapping[str, str] = os.envir
             "start them with `torchrun --nproc-per-node N -m upcycle train RECIPE`, or ask for one",
         )
     return f"{world} process{'es' if world > 1 else ''}, in {recipe.precision}"
-
-
-def _check_precision(recipe: TrainOptions, asked: str) -> None:
-    """`accelerate launch` says "no" where nothing was asked for, so that "no" asks for nothing."""
-    if asked in _NOTHING or asked == recipe.precision:
-        return
-    raise TrainingError(
-        f"mixed precision {asked} is asked for there, and {recipe.precision} by the recipe",
-        where=f"ACCELERATE_MIXED_PRECISION={asked}",
-        fix="set mixed_precision: no, and train.precision to bf16 or fp32",
-    )

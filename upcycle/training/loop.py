@@ -1,11 +1,11 @@
 """`uptrain`: from a converted checkpoint and its source to an uptrained checkpoint."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,14 +21,19 @@ from upcycle.models.comparable import check_context
 from upcycle.models.loading import check_causal_lm, class_config, load_model
 from upcycle.options.train import TrainOptions
 from upcycle.progress import Progress, Watcher, ignore
-from upcycle.training.changes import Change, allowed_keys, change_notes, changes_since
-from upcycle.training.facts import run_facts, target_share, training_rows
-from upcycle.training.isolation import check_isolation
+from upcycle.training.changes import allowed_keys, change_notes, changes_since
+from upcycle.training.facts import Change, RunFacts, run_facts
 from upcycle.training.launch import check_launch
-from upcycle.training.log import LOG_NAME, RunLog
-from upcycle.training.models import check_vocabulary, choose_trainable, stored_names
+from upcycle.training.log import LOG_NAME, LogRecord, RunLog
+from upcycle.training.models import (
+    check_isolation,
+    check_vocabulary,
+    choose_trainable,
+    stored_names,
+)
 from upcycle.training.recovery import diverged, kept, set_aside, without_targets
 from upcycle.training.result import TrainResult, weights_moved, write_result
+from upcycle.training.rows import target_share, training_rows
 from upcycle.training.state import (
     check_work,
     find_state,
@@ -130,8 +135,7 @@ def uptrain(
             with deterministic(accelerator.device):
                 run.start(resume, allow_change, tell)
                 run.train(watch if accelerator.is_main_process else ignore)
-            notes = (*run.notes, *without_targets(run.steps_without_targets))
-            return run.finish(output, overwrite, notes)
+            return run.finish(output, overwrite)
 
 
 @contextmanager
@@ -146,42 +150,38 @@ def _writing_alone(work: Path, accelerator: Accelerator) -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Run:
     """One run's parts, and what happens when."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        checkpoint: Checkpoint,
-        source: Checkpoint,
-        recipe: TrainOptions,
-        work: Path,
-        rows: PackedRows,
-        held_out: PackedRows,
-        facts: Mapping[str, Any],
-        command: Sequence[str],
-    ) -> None:
-        self.notes: list[str] = []
-        self.steps_without_targets: list[int] = []
-        self._changes: list[Mapping[str, Any]] = []
-        self._command = command
-        self._accelerator = accelerator
-        self._checkpoint = checkpoint
-        self._recipe = recipe
-        self._work = work
-        self._rows, self._held_out = rows, held_out
-        self._facts = facts
+    accelerator: Accelerator
+    checkpoint: Checkpoint
+    source: Checkpoint
+    recipe: TrainOptions
+    work: Path
+    rows: PackedRows
+    held_out: PackedRows
+    facts: RunFacts
+    command: Sequence[str]
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        self._notes: list[str] = []
+        self._changes: list[Change] = []
+        self._steps_without_targets: list[int] = []
         self._tokens_per_step = recipe.batch_size * recipe.sequence_length
         # Dropout stays off on both sides: the student follows one fixed function, and a step is
         # then a pure function of weights and rows.
-        student = load_model(checkpoint.folder, dtype=torch.float32)
+        student = load_model(self.checkpoint.folder, dtype=torch.float32)
         teacher_dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-        teacher = load_model(source.folder, dtype=teacher_dtype).requires_grad_(False)
-        check_vocabulary(student, teacher, rows)
+        teacher = load_model(self.source.folder, dtype=teacher_dtype).requires_grad_(False)
+        check_vocabulary(student, teacher, self.rows)
         check_isolation(student)
-        self._trainable = choose_trainable(student, checkpoint.config, recipe.trainable)
-        self._stored = stored_names(student, self._trainable, checkpoint)
-        self._trainer = Trainer(accelerator, student, teacher, self._trainable, rows, recipe)
+        self._trainable = choose_trainable(student, self.checkpoint.config, recipe.trainable)
+        self._stored = stored_names(student, self._trainable, self.checkpoint)
+        self._trainer = Trainer(
+            self.accelerator, student, teacher, self._trainable, self.rows, recipe
+        )
         self._done = self._saved = 0
         self._is_sound = True
         self._loss: float | None = None
@@ -191,33 +191,35 @@ class _Run:
         self, resume: bool, allow_change: Collection[str], tell: Callable[[str], None]
     ) -> None:
         """Restore the newest state, if asked to, and open the log."""
-        found = find_state(self._work) if resume else None
+        found = find_state(self.work) if resume else None
         changes: list[Change] = []
         if found is not None:
-            changes = changes_since(found, self._facts, allow_change)
+            changes = changes_since(found, self.facts, allow_change)
             load_state(found, self._trainable, self._trainer.optimizer)
-            self._done = self._saved = found.step
-            self._changes = [*found.changes, *(change.to_dict() for change in changes)]
-            self.notes += [*found.notes, f"went on after step {found.step}"]
-            for line in change_notes(found, self._recipe, changes):
+            self._done = self._saved = found.state.step
+            self._changes = [*found.state.changes, *changes]
+            self._notes += [*found.notes, f"went on after step {self._done}"]
+            for line in change_notes(found, self.recipe, changes):
                 tell(line)
-                self.notes.append(line)
-        # Nobody may write below `work` before everybody has read it.
-        self._accelerator.wait_for_everyone()
+                self._notes.append(line)
+        # No process may write below `work` before all have read it.
+        self.accelerator.wait_for_everyone()
         self._log = RunLog(
-            self._work / LOG_NAME,
-            after=None if found is None else found.step,
-            writes=self._accelerator.is_main_process,
+            self.work / LOG_NAME,
+            after=None if found is None else self._done,
+            writes=self.accelerator.is_main_process,
         )
         if found is not None:
-            changed = {"changes": [change.to_dict() for change in changes]} if changes else {}
-            self._log.write(found.step, resumed=True, notes=list(found.notes), **changed)
+            told = {"step": self._done, "resumed": True, "notes": [*found.notes]}
+            if changes:
+                told["changes"] = [change.model_dump() for change in changes]
+            self._log.write(LogRecord.model_validate(told))
         if not self._log.held_out:
             self._evaluate()
-        if self._recipe.teacher is not None:
-            name = Path(self._recipe.teacher).name
-            self._log.write(self._done, teacher=name, files=self._facts["teacher"])
-            self.notes.append(f"the teacher is {name}, as the recipe names it, not the source")
+        if self.recipe.teacher is not None:
+            name = Path(self.recipe.teacher).name
+            self._log.write(LogRecord(step=self._done, teacher=name, files=self.facts.teacher))
+            self._notes.append(f"the teacher is {name}, as the recipe names it, not the source")
 
     def train(self, watch: Watcher) -> None:
         """Run the steps that are left.
@@ -228,12 +230,12 @@ class _Run:
         """
         with stopping.deferred(self._kept):
             self._heed_signals()
-            while self._done < self._recipe.num_steps:
+            while self._done < self.recipe.num_steps:
                 self._train_step(watch)
                 self._heed_signals()
 
     def _train_step(self, watch: Watcher) -> None:
-        recipe = self._recipe
+        recipe = self.recipe
         began = time.perf_counter()
         result = self._trainer.step(self._done)
         seconds = time.perf_counter() - began
@@ -260,58 +262,58 @@ class _Run:
         stopping.adopt(int(number), age)
         if self._done > self._saved:
             self._save()
-        stopping.stop(int(number), self._kept())
+        raise stopping.Stopped(int(number), self._kept())
 
     def _kept(self) -> str:
-        return kept(self._work, self._done, is_sound=self._is_sound)
+        return kept(self.work, self._done, is_sound=self._is_sound)
 
-    def finish(self, output: Path, overwrite: bool, notes: tuple[str, ...]) -> TrainResult:
+    def finish(self, output: Path, overwrite: bool) -> TrainResult:
         """Store the result."""
-        moved = weights_moved(self._checkpoint, self._stored)
+        masters_moved, stored_moved = weights_moved(self.checkpoint, self._stored)
         nll, kl = zip(self._log.held_out[0], self._log.held_out[-1], strict=True)
         tokens = self._done * self._tokens_per_step
-        if self._accelerator.is_main_process:
+        tokens_now = self._steps_now * self._tokens_per_step
+        changes = [change.model_dump() for change in self._changes]
+        if self.accelerator.is_main_process:
             write_result(
-                self._checkpoint,
+                self.checkpoint,
                 output,
                 self._stored,
-                facts=self._facts,
+                facts=self.facts,
                 result={
                     "tokens": tokens,
-                    "masters_moved": moved.masters,
-                    "stored_moved": moved.stored,
-                    **({"changes": self._changes} if self._changes else {}),
+                    "masters_moved": masters_moved,
+                    "stored_moved": stored_moved,
+                    **({"changes": changes} if changes else {}),
                 },
                 overwrite=overwrite,
             )
-        self._accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         return TrainResult(
             output=output,
-            log=self._work / LOG_NAME,
+            log=self.work / LOG_NAME,
             steps=self._done,
             tokens=tokens,
             loss=self._loss,
             heldout_nll=nll,
             heldout_kl=kl,
-            masters_moved=moved.masters,
-            stored_moved=moved.stored,
-            tokens_per_second=self._steps_now * self._tokens_per_step / self._seconds
-            if self._seconds
-            else 0.0,
-            notes=notes,
+            masters_moved=masters_moved,
+            stored_moved=stored_moved,
+            tokens_per_second=tokens_now / self._seconds if self._seconds else 0.0,
+            notes=(*self._notes, *without_targets(self._steps_without_targets)),
         )
 
     def _log_step(self, result: StepResult, seconds: float) -> None:
         if result.skipped is not None:
-            self._log.write(self._done, skipped=result.skipped, rows=result.rows)
+            self._log.write(LogRecord(step=self._done, skipped=result.skipped, rows=result.rows))
             if result.skipped == NO_TARGETS:
-                self.steps_without_targets.append(self._done)
+                self._steps_without_targets.append(self._done)
             else:
-                self.notes.append(f"step {self._done} was skipped: its gradient was not finite")
+                self._notes.append(f"step {self._done} was skipped: its gradient was not finite")
             return
         self._loss = result.loss
-        self._log.write(
-            self._done,
+        record = LogRecord(
+            step=self._done,
             tokens=self._done * self._tokens_per_step,
             loss=result.loss,
             ce=result.cross_entropy,
@@ -320,54 +322,54 @@ class _Run:
             grad_norm=result.grad_norm,
             tokens_per_second=round(self._tokens_per_step / seconds, 1),
         )
+        self._log.write(record)
 
     def _diverged(self, what: str, numbers: Sequence[int]) -> TrainingError:
         # The weights have not moved since; where they are at fault, so are the states of them.
-        is_sound = not numbers or self._trainer.is_sound(self._rows, numbers)
+        is_sound = not numbers or self._trainer.is_sound(self.rows, numbers)
         since = None if is_sound else self._done - self._trainer.skipped_in_a_row
-        self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
             vocabulary = self._trainer.student.config.vocab_size
-            broken = set_aside(self._work, since=since, vocabulary=vocabulary)
-            self._log.write(self._done, set_aside=broken)
-        self._accelerator.wait_for_everyone()
+            broken = set_aside(self.work, since=since, vocabulary=vocabulary)
+            self._log.write(LogRecord(step=self._done, set_aside=broken))
+        self.accelerator.wait_for_everyone()
         return diverged(
             what,
             step=self._done,
             rows=numbers,
-            work=self._work,
-            recipe=self._recipe,
-            facts=self._facts,
-            command=self._command,
+            work=self.work,
+            facts=self.facts,
+            command=self.command,
         )
 
     def _evaluate(self) -> None:
-        nll, kl = self._trainer.held_out(self._held_out)
-        self._log.write(self._done, heldout_nll=nll, heldout_kl=kl)
+        nll, kl = self._trainer.held_out(self.held_out)
+        self._log.write(LogRecord(step=self._done, heldout_nll=nll, heldout_kl=kl))
 
     def _save(self) -> None:
-        """Save the state, unless its weights compute no numbers: nobody could go on from that."""
-        fullest = int((self._held_out.labels != IGNORED).sum(dim=1).argmax())
-        self._is_sound = self._trainer.is_sound(self._held_out, [fullest])
+        """Save the state, unless its weights compute no numbers: no run could go on from that."""
+        fullest = int((self.held_out.labels != IGNORED).sum(dim=1).argmax())
+        self._is_sound = self._trainer.is_sound(self.held_out, [fullest])
         if not self._is_sound:
             what = "the loss or its gradient on a held-out row is not finite"
-            self._log.write(self._done, unsaved=what)
-            if self._done == self._recipe.num_steps:
+            self._log.write(LogRecord(step=self._done, unsaved=what))
+            if self._done == self.recipe.num_steps:
                 raise self._diverged(what, [])
             return
         # While steps are skipped, the states before may be the last ones that are any good.
         keeps_all = self._trainer.skipped_in_a_row > 0
-        if self._accelerator.is_main_process:
+        if self.accelerator.is_main_process:
             save_state(
-                self._work,
+                self.work,
                 step=self._done,
                 trainable=self._trainable,
                 optimizer=self._trainer.optimizer,
-                facts=self._facts,
+                facts=self.facts,
                 changes=self._changes,
-                keep_last=None if keeps_all else self._recipe.keep_last,
+                keep_last=None if keeps_all else self.recipe.keep_last,
             )
-        self._accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         self._saved = self._done
 
 

@@ -1,9 +1,15 @@
-"""Models for training: fp32 masters of the student, a frozen teacher, and which weights move."""
+"""Student and teacher: that they fit each other and packed rows, and which weights move.
 
+transformers separates packed documents by their positions only where it gets neither a mask nor a
+cache; with either, attention silently leaks across them.
+"""
+
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from upcycle.checkpoint.reader import Checkpoint
@@ -15,6 +21,9 @@ from upcycle.models.meta_loading import model_without_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_LENGTHS = (5, 11)  # tokens of the two documents that are packed to see whether they leak
+_TOLERANCE = 1e-3
 
 
 def check_vocabulary(
@@ -35,6 +44,43 @@ def check_vocabulary(
         )
 
 
+@torch.no_grad()
+def packing_leak(model: "PreTrainedModel") -> float:
+    """How far a second document's logits move because of the first: relative to their spread."""
+    first, second = (
+        torch.arange(3, 3 + length, device=model.device)[None] % model.config.vocab_size
+        for length in _LENGTHS
+    )
+    positions = torch.cat([torch.arange(length, device=model.device) for length in _LENGTHS])[None]
+    packed = model(
+        input_ids=torch.cat([first.flip(1), second], dim=1), position_ids=positions, use_cache=False
+    ).logits[:, _LENGTHS[0] :]
+    alone = model(input_ids=second, use_cache=False).logits
+    return float((packed - alone).abs().max() / alone.float().std())
+
+
+def check_isolation(model: "PreTrainedModel") -> None:
+    """Refuse, before the first step, a model in which packed documents see each other.
+
+    Raises:
+        TrainingError: this model lets packed documents see each other, or computes no numbers.
+    """
+    leak = packing_leak(model)
+    if math.isnan(leak):
+        raise TrainingError(
+            "its logits are not finite, or all the same",
+            where=f"weights of {type(model).__name__}",
+            fix="the checkpoint is damaged: fetch it or make it again",
+        )
+    if not leak <= _TOLERANCE:
+        raise TrainingError(
+            f"packed documents see each other: logits move by {leak:.1e} of their spread, "
+            f"and {_TOLERANCE:.0e} is rounding",
+            where=f"attention of {type(model).__name__}",
+            fix="this model cannot be trained on packed rows; please report its class",
+        )
+
+
 def choose_trainable(
     model: nn.Module, config: Mapping[str, Any], which: str
 ) -> dict[str, nn.Parameter]:
@@ -45,24 +91,20 @@ def choose_trainable(
         config: its raw `config.json`.
         which: "all", "attention" (every weight of the attention modules) or "kv" (the key and
             value projections with their biases and norms).
+
+    Raises:
+        FamilyError: the attention is not of a known family.
     """
     family = family_of(config)
     shape = family.shape(config)
-    if which == "all":
-        prefixes: tuple[str, ...] = ("",)
-    elif which == "attention":
-        prefixes = tuple(
-            family.attention_module.format(layer=layer) + "." for layer in shape.attention_layers
-        )
-    else:
-        chosen_roles = family.kv_roles(shape)
-        prefixes = tuple(
-            family.tensor_names(layer, shape)[role]
-            for layer in shape.attention_layers
-            for role in chosen_roles
-        )
+    layers, prefixes = shape.attention_layers, [""]
+    if which == "attention":
+        prefixes = [f"{family.attention_module.format(layer=layer)}." for layer in layers]
+    elif which == "kv":
+        names = [family.tensor_names(layer, shape) for layer in layers]
+        prefixes = [named[role] for named in names for role in family.kv_roles(shape)]
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(prefixes))
+        parameter.requires_grad_(name.startswith(tuple(prefixes)))
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert chosen, f"nothing to train with {which!r}"
     return chosen
@@ -132,8 +174,7 @@ def parameter_groups(
     """AdamW groups: decay for matrices, none for norms and biases."""
     matrices = [parameter for parameter in trainable.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in trainable.values() if parameter.ndim < 2]
-    groups: list[dict[str, Any]] = [
+    return [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return [group for group in groups if group["params"]]

@@ -3,14 +3,13 @@
 import math
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from upcycle import stopping
 from upcycle.errors import TrainingError
-from upcycle.options.train import TrainOptions
 from upcycle.training.changes import keys_to_allow
+from upcycle.training.facts import RunFacts
 from upcycle.training.log import LOG_NAME, read_log
 from upcycle.training.state import newest_facts, state_folders, step_of
 from upcycle.training.step import NO_TARGETS
@@ -34,9 +33,9 @@ def set_aside(work: Path, *, since: int | None, vocabulary: int) -> list[str]:
     """
     limit = _WORSE_THAN_GUESSING * math.log(vocabulary)
     wrecked = {
-        record["step"] - 1
+        record.step - 1
         for record in read_log(work / LOG_NAME)
-        if isinstance(ce := record.get("ce"), float) and ce > limit
+        if record.ce is not None and record.ce > limit
     }
     found = []
     for folder in state_folders(work):
@@ -55,8 +54,7 @@ def diverged(
     step: int,
     rows: Sequence[int],
     work: Path,
-    recipe: TrainOptions,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     command: Sequence[str],
 ) -> TrainingError:
     """The error of a run that computes no numbers any more, with a command that goes on from it.
@@ -66,16 +64,15 @@ def diverged(
         step: in which that showed, counted from 1.
         rows: of its batch.
         work: the folder of the states, of which the newest is a good one.
-        recipe: the run.
         facts: of the run; the state may be from before some of them were changed.
         command: that it was started with.
     """
     states = state_folders(work)
-    rate = min(recipe.learning_rate * _LOWER, _USUAL_RATE)
+    rate = min(facts.document["learning_rate"] * _LOWER, _USUAL_RATE)
     key = "train.learning_rate="
     words = [*(word for word in command if not word.startswith(key)), f"{key}{rate:.2g}"]
     if states:
-        allowed = {"learning_rate"} | keys_to_allow(newest_facts(work) or {}, facts)
+        allowed = {"learning_rate"} | keys_to_allow(newest_facts(work) or RunFacts(), facts)
         words += ["--resume", *(w for key in sorted(allowed) for w in ("--allow-change", key))]
     start = f"from the state after step {step_of(states[0])}" if states else "anew"
     return TrainingError(
@@ -93,18 +90,18 @@ def kept(work: Path, done: int, *, is_sound: bool) -> str:
         done: steps done.
         is_sound: whether the weights compute numbers; otherwise their state is not saved.
     """
-    states = state_folders(work)
     if not done:
         return "no step was done"
-    if states and step_of(states[0]) == done:
+    steps = [step_of(folder) for folder in state_folders(work)]
+    if done in steps[:1]:
         return f"the state after step {done} is saved"
-    reason = (
-        f"could not be saved within {stopping.LAUNCHER_PATIENCE:.0f} s"
-        if is_sound
-        else "was not saved, for its loss or gradient is not finite"
+    reason = "was not saved, because its loss or gradient is not finite"
+    if is_sound:
+        reason = f"could not be saved within {stopping.LAUNCHER_PATIENCE:.0f} s"
+    last = (
+        f"the last whole state is that of step {steps[0]}" if steps else "there is no earlier one"
     )
-    last = f"the last whole state is that of step {step_of(states[0])}" if states else "there is no"
-    return f"the state after step {done} {reason}; {last}{'' if states else ' earlier one'}"
+    return f"the state after step {done} {reason}; {last}"
 
 
 def without_targets(steps: Sequence[int]) -> list[str]:
@@ -112,4 +109,4 @@ def without_targets(steps: Sequence[int]) -> list[str]:
     if not steps:
         return []
     named = ", ".join(map(str, steps[:5])) + (", …" if len(steps) > 5 else "")
-    return [f"{len(steps)} of the steps were skipped, for {NO_TARGETS}: {named}"]
+    return [f"{len(steps)} of the steps were skipped, because {NO_TARGETS}: {named}"]

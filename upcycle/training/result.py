@@ -16,6 +16,7 @@ from upcycle.checkpoint.sidecars import copy_sidecars
 from upcycle.checkpoint.staging import staged
 from upcycle.checkpoint.writer import rewrite
 from upcycle.errors import TrainingError
+from upcycle.training.facts import RunFacts
 
 LIBRARIES = ("accelerate", "safetensors", "torch", "transformers")
 
@@ -51,21 +52,13 @@ class TrainResult:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Shares of the trained weights' elements that differ from the student's.
-
-    Attributes:
-        masters: in fp32.
-        stored: after rounding to the stored dtype.
-    """
-
-    masters: float
-    stored: float
-
-
-def weights_moved(checkpoint: Checkpoint, stored: Mapping[str, nn.Parameter]) -> Moved:
+def weights_moved(
+    checkpoint: Checkpoint, stored: Mapping[str, nn.Parameter]
+) -> tuple[float, float]:
     """Compare trained weights with the checkpoint that they started from.
+
+    Returns:
+        The shares of their elements that differ: in fp32, and rounded to the stored dtype.
 
     Raises:
         TrainingError: a weight does not fit into the stored dtype's range.
@@ -84,7 +77,7 @@ def weights_moved(checkpoint: Checkpoint, stored: Mapping[str, nn.Parameter]) ->
         masters += int((after != before.to(after.dtype)).sum())
         rounded += int((kept != before).sum())
         total += before.numel()
-    return Moved(masters / total, rounded / total)
+    return masters / total, rounded / total
 
 
 def write_result(
@@ -92,7 +85,7 @@ def write_result(
     output: Path,
     stored: Mapping[str, nn.Parameter],
     *,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     result: Mapping[str, Any],
     overwrite: bool,
 ) -> None:
@@ -105,18 +98,24 @@ def write_result(
         facts: the run, for the manifest.
         result: numbers about the result, for the manifest.
         overwrite: replace an existing folder.
+
+    Raises:
+        OutputError: the folder exists without `overwrite`, or cannot be written.
+        CheckpointError: a file of the student cannot be read.
     """
     with staged(output, overwrite=overwrite, inputs=[checkpoint.folder]) as folder:
         hashes = rewrite(checkpoint, folder, stored)
         copy_sidecars(checkpoint, folder)
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
-        sources = ("student", "teacher", "rows", "text")
-        origin = origin_of(read_manifest(checkpoint.folder))
+        inputs = facts.document.keys() & RunFacts.model_fields.keys()
         write_manifest(
             folder,
             stage="train",
-            source={**{key: facts[key] for key in sources}, "origin": origin},
-            options={key: value for key, value in facts.items() if key not in sources},
+            source={
+                **{key: facts.document[key] for key in inputs},
+                "origin": origin_of(read_manifest(checkpoint.folder)),
+            },
+            options={key: value for key, value in facts.document.items() if key not in inputs},
             libraries=LIBRARIES,
             result={**result, "weights": hashes},
         )

@@ -6,9 +6,10 @@ run must share. There is no loader or random state: rows and rates are functions
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
@@ -16,6 +17,7 @@ from upcycle.checkpoint.files import under_utf8_name
 from upcycle.checkpoint.manifest import hash_file
 from upcycle.checkpoint.staging import staged
 from upcycle.errors import OutputError, TrainingError
+from upcycle.training.facts import Change, RunFacts
 from upcycle.training.log import LOG_NAME, is_log
 from upcycle.utf8 import to_json
 
@@ -27,13 +29,20 @@ _WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "moments.safetensors", "stat
 _PREFIX = "step-"
 
 
-class _Document(BaseModel, strict=True):
-    """What `state.json` holds: `FoundState`'s values, and the hash of every other file."""
+class TrainingState(BaseModel, frozen=True, strict=True):
+    """What `state.json` holds.
+
+    Attributes:
+        step: optimiser steps done.
+        facts: what the run that wrote it was about.
+        changes: what that run had changed at its resumptions.
+        files: the hash of every other file of the state.
+    """
 
     step: NonNegativeInt
-    facts: dict[str, Any]
+    facts: RunFacts
+    changes: list[Change] = []
     files: dict[str, str]
-    changes: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -42,16 +51,12 @@ class FoundState:
 
     Attributes:
         folder: where it lies.
-        step: optimiser steps done.
-        facts: what the run that wrote it was about.
-        changes: what that run had changed at earlier resumptions.
+        state: what it holds, its tensors apart.
         notes: newer states that were passed over, and why.
     """
 
     folder: Path
-    step: int
-    facts: Mapping[str, Any]
-    changes: tuple[Mapping[str, Any], ...]
+    state: TrainingState
     notes: tuple[str, ...]
 
 
@@ -61,11 +66,15 @@ def save_state(
     step: int,
     trainable: "Mapping[str, nn.Parameter]",
     optimizer: "torch.optim.Optimizer",
-    facts: Mapping[str, Any],
-    changes: Sequence[Mapping[str, Any]],
+    facts: RunFacts,
+    changes: Sequence[Change],
     keep_last: int | None,
 ) -> None:
-    """Publish the state after `step` steps, then remove all but the newest `keep_last`, if any."""
+    """Publish the state after `step` steps, then remove all but the newest `keep_last`, if any.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     from safetensors.torch import save_file
 
     moments = {
@@ -81,13 +90,10 @@ def save_state(
         with under_utf8_name(folder) as named:
             save_file(weights, named / _WEIGHTS)
             save_file(moments, named / _MOMENTS)
-        document = {
-            "step": step,
-            "facts": facts,
-            "changes": list(changes),
-            "files": {name: hash_file(folder / name) for name in (_WEIGHTS, _MOMENTS)},
-        }
-        (folder / _STATE).write_text(to_json(document, indent=1) + "\n", encoding="utf-8")
+        files = {name: hash_file(folder / name) for name in (_WEIGHTS, _MOMENTS)}
+        state = TrainingState(step=step, facts=facts, changes=[*changes], files=files)
+        text = to_json(state.model_dump(), indent=1) + "\n"
+        (folder / _STATE).write_text(text, encoding="utf-8")
     for old in [] if keep_last is None else state_folders(work)[keep_last:]:
         shutil.rmtree(old)
 
@@ -122,19 +128,17 @@ def find_state(work: Path) -> FoundState | None:
     notes = []
     for folder in state_folders(work):
         try:
-            document = _Document.model_validate_json((folder / _STATE).read_bytes())
+            state = _read(folder)
             damaged = [
                 name
                 for name in (_WEIGHTS, _MOMENTS)
-                if hash_file(folder / name) != document.files.get(name)
+                if hash_file(folder / name) != state.files.get(name)
             ]
         except (OSError, ValidationError) as error:
             notes.append(f"{folder.name} is incomplete ({type(error).__name__}): passed over")
             continue
         if not damaged:
-            return FoundState(
-                folder, document.step, document.facts, tuple(document.changes), tuple(notes)
-            )
+            return FoundState(folder, state, tuple(notes))
         notes.append(f"{folder.name} is damaged ({', '.join(damaged)}): passed over")
     if notes:
         raise TrainingError(
@@ -145,17 +149,19 @@ def find_state(work: Path) -> FoundState | None:
     return None
 
 
-def newest_facts(work: Path) -> Mapping[str, Any] | None:
+def _read(folder: Path) -> TrainingState:
+    return TrainingState.model_validate_json((folder / _STATE).read_bytes())
+
+
+def newest_facts(work: Path) -> RunFacts | None:
     """The facts of the newest state, whose files are not read; None where there is no state.
 
     Raises:
         TrainingError: no state can be read.
     """
     for folder in state_folders(work):
-        try:
-            return _Document.model_validate_json((folder / _STATE).read_bytes()).facts
-        except (OSError, ValidationError):
-            continue
+        with suppress(OSError, ValidationError):
+            return _read(folder).facts
     find_state(work)
     return None
 
@@ -171,7 +177,7 @@ def check_work(work: Path) -> None:
         raise OutputError(
             f"{log} was not made by upcycle",
             where=str(log),
-            fix="choose another output, or move the file away",
+            fix="choose another output, or move the file elsewhere",
         )
 
 
@@ -187,10 +193,7 @@ def load_state(
     with torch.no_grad():
         for name, parameter in trainable.items():
             parameter.copy_(weights[name])
-    by_name: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")
-        by_name.setdefault(name, {})[moment] = value
-    for name, moments in by_name.items():
         parameter = trainable[name]
-        optimizer.state[parameter] = {key: v.to(parameter.device) for key, v in moments.items()}
+        optimizer.state[parameter][moment] = value.to(parameter.device)

@@ -100,7 +100,7 @@ class Team:
             return code
         if code and not self.has_ended(0):
             return code
-        with suppress(TrainingError):  # the launcher is gone, to nobody's harm any more
+        with suppress(TrainingError):  # the launcher is gone, which no longer matters
             while self.wait() is not None:
                 pass
         _outlive_the_launcher()
@@ -161,7 +161,7 @@ def _is_of_peers(error: RuntimeError) -> bool:
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes were started together; 1 where that is not told in a number."""
+    """How many processes were started together; 1 where the environment gives no number."""
     told = environment.get("WORLD_SIZE", "").strip()
     return int(told) if told.isdecimal() and int(told) else 1
 

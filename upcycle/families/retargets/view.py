@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from upcycle.checkpoint.buffers import is_buffer
 from upcycle.checkpoint.headers import TORCH_DTYPES, Header, TensorInfo
 from upcycle.checkpoint.naming import missing_tensor, unknown_tensor
 from upcycle.checkpoint.quantised import refuse_quantised
@@ -168,7 +167,7 @@ def _left_out(checkpoint: Checkpoint, recipes: list[Made]) -> tuple[ExtraAttenti
     unknown = [
         name
         for name, tensor in checkpoint.tensors.items()
-        if name not in known and not is_buffer(name, tensor.shape)
+        if name not in known and not tensor.is_buffer
     ]
     beside = left_out(checkpoint, known, unknown)
     for name in unknown:
