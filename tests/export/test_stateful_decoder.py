@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny import CLASSIC, tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.decoder import DecoderShape, decoder_shape
+from upcycle.export.decoder import decoder_shape
 from upcycle.export.experts import use_dense_experts
 from upcycle.export.masks import additive_mask, mask_windows
 from upcycle.export.norms import guard_norms
@@ -20,6 +20,7 @@ from upcycle.export.rotary import tabulate_rotary
 from upcycle.export.stateful import StatefulDecoder
 from upcycle.models.qfold import register_attention_forms
 from upcycle.options.attention_forms import FORMS
+from upcycle.program.noted import DecoderShape
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32

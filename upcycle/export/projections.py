@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from upcycle.errors import ExportError
+
 
 class PointwiseConv(nn.Module):
     """A linear layer as a 1x1 convolution over [1, channels, 1, T], the engine's own layout.
@@ -62,8 +64,19 @@ def use_convolutions(model: Any) -> None:
 
 
 def split_output_head(model: Any, parts: int) -> None:
-    """Split the output head of a causal LM; one that shares the embedding's table gets its own."""
-    model.set_output_embeddings(SplitLinear(model.get_output_embeddings(), parts))
+    """Split the output head of a causal LM; one that shares the embedding's table gets its own.
+
+    Raises:
+        ExportError: it has fewer rows than parts.
+    """
+    head = model.get_output_embeddings()
+    if parts > len(head.weight):
+        raise ExportError(
+            f"an output head of {len(head.weight)} rows cannot have {parts} parts",
+            where="--split-head",
+            fix=f"pass {len(head.weight)} or less, or omit it",
+        )
+    model.set_output_embeddings(SplitLinear(head, parts))
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
+from upcycle.export.decoder import as_tuple
 from upcycle.export.precision import lean_overflow_probe
 from upcycle.export.quiet import quiet_coremltools, quiet_tracing
 from upcycle.program.joining import join_functions, weight_file
@@ -171,7 +172,7 @@ def trace_decoder(decoder: Decoder, queries: int) -> Any:
         )
         for first in range(1, 4):
             others = _other_inputs(inputs, decoder.signature(queries), first)
-            pairs = zip(_outputs(traced(*others)), _outputs(decoder(*others)), strict=True)
+            pairs = zip(as_tuple(traced(*others)), as_tuple(decoder(*others)), strict=True)
             if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in pairs):
                 raise ExportError(
                     f"{type(decoder).__name__}: the model does other operations for other tokens",
@@ -203,10 +204,6 @@ def _other_inputs(
         hidden = values[HIDDEN]
         values[HIDDEN] = torch.arange(hidden.numel()).mul(first).sin().reshape(hidden.shape)
     return tuple(values.values())
-
-
-def _outputs(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def weights_size(package: Path) -> int:

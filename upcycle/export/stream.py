@@ -1,6 +1,5 @@
 """See in one forward pass what writes to a model's residual stream, and what reads it."""
 
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -70,13 +69,8 @@ class ResidualStream(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._tags.clear()

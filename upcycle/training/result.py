@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from upcycle.checkpoint.lineage import origin_of
-from upcycle.checkpoint.manifest import read_manifest, write_manifest
+from upcycle.checkpoint.manifest import Manifest, read_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
 from upcycle.checkpoint.staging import staged
@@ -112,11 +112,10 @@ def write_result(
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
         sources = ("student", "teacher", "rows", "text")
         origin = origin_of(read_manifest(checkpoint.folder))
-        write_manifest(
-            folder,
+        Manifest.of(
             stage="train",
             source={**{key: facts[key] for key in sources}, "origin": origin},
             options={key: value for key, value in facts.items() if key not in sources},
             libraries=LIBRARIES,
             result={**result, "weights": hashes},
-        )
+        ).write(folder)

@@ -67,9 +67,9 @@ def is_tied(model: Any) -> bool:
 
 
 def untie(model: Any) -> None:
-    """Give a tied model an output matrix of its own, equal to the input embedding."""
+    """Give a tied model an output matrix of its own, which shares the embedding's memory."""
     head = model.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
 
 
 def find_weights(model: Any) -> list[WeightMatrix]:
