@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
 from upcycle.export.decoder import decoder_shape
+from upcycle.export.layers import guard_norms
 from upcycle.export.masks import additive_mask
-from upcycle.export.norms import guard_norms
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.models.qfold import register_attention_forms

@@ -12,8 +12,7 @@ from upcycle.errors import ExportError
 from upcycle.export.checks import check_agreement
 from upcycle.export.decoder import as_tuple, decoder_shape
 from upcycle.export.experts import use_dense_experts
-from upcycle.export.norms import guard_norms
-from upcycle.export.projections import split_output_head, use_convolutions
+from upcycle.export.layers import guard_norms, split_output_head, use_convolutions
 from upcycle.export.quantize.weights import is_tied, untie
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.residual import fit_residual

@@ -19,7 +19,7 @@ from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
 from upcycle.export.decoder import as_tuple
 from upcycle.export.precision import lean_overflow_probe
-from upcycle.export.quiet import quiet_coremltools, quiet_tracing
+from upcycle.export.quiet import quiet_coremltools, quiet_tracing, replaced
 from upcycle.program.joining import join_functions, weight_file
 from upcycle.program.signature import (
     DECODE,
@@ -99,9 +99,7 @@ def _temporary_files(parent: Path) -> Iterator[None]:
     Raises:
         OSError: coremltools could not write one.
     """
-    before = tempfile.tempdir
-    with scratch_folder(parent) as folder:
-        tempfile.tempdir = str(folder)
+    with scratch_folder(parent) as folder, replaced(tempfile, "tempdir", str(folder)):
         try:
             yield
         except RuntimeError as error:
@@ -111,8 +109,6 @@ def _temporary_files(parent: Path) -> Iterator[None]:
             is_full = shutil.disk_usage(folder).free < _NEARLY_FULL
             number = errno.ENOSPC if is_full else errno.EIO
             raise OSError(number, str(error)) from error
-        finally:
-            tempfile.tempdir = before
 
 
 def convert_decoder(decoder: Decoder, queries: int) -> Any:

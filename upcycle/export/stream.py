@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from upcycle.export.norms import ScaledNorm
+from upcycle.export.layers import ScaledNorm
 
 _NORMS = (ScaledNorm, nn.LayerNorm, nn.RMSNorm)
 _SUMS = {"add", "radd", "iadd"}
