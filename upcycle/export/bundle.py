@@ -38,7 +38,7 @@ def staged_bundle(
         ExitStack() as publication,
         staged_entry(package, overwrite=overwrite, inputs=inputs) as entry,
         staged(bundle_folder(package), overwrite=overwrite, inputs=inputs) as folder,
-        writing(package, only=REFUSALS),  # what is refused is rather the package than the folder
+        writing(package, only=REFUSALS),  # a refusal is about the package, not the folder
     ):
         yield entry, folder
         sync_tree(entry.parent)  # what takes long comes before both take their names

@@ -117,7 +117,7 @@ def _check_model_type(checkpoint: Checkpoint) -> None:
     where = str(checkpoint.folder / "config.json")
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ExportError(
-            f"model_type {model_type!r} is no causal language model of transformers",
+            f"model_type {model_type!r} is not a causal language model of transformers",
             where=where,
             fix=_SUCH_AS,
         )

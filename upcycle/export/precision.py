@@ -1,4 +1,4 @@
-"""Convert large weights to fp16 without multiplying them in memory.
+"""Convert large weights to fp16 without holding them in memory several times.
 
 coremltools asks of every weight whether it overflows fp16, and for that indexes it with
 64-bit indices of each of its axes: 24 bytes per number of a matrix, which made up half of the

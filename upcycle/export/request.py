@@ -1,4 +1,4 @@
-"""What is asked of an export, whatever the target: what is refused, and what is noted of it."""
+"""Requests of an export, whatever the target: which are refused, and how they are noted."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from upcycle.options.export import ExportOptions
 from upcycle.program.noted import STAGE, DecoderShape, ExportManifest
 from upcycle.program.signature import DECODE, PREFILL
 
-# Where swift-transformers looks for the Hub id of the tokenizer; a folder's name is none.
+# Where swift-transformers looks for the Hub id of the tokenizer; a folder's name is not one.
 HUB_NAME_KEY = "co.huggingface.exporters.name"
 
 

@@ -5,8 +5,8 @@ that adds to the stream can be scaled by α: embeddings, the projections out of 
 or the norms behind these. What reads the stream without a norm (post-norm models) is scaled by 1/α.
 With α a power of two this is exact, but for the last bits of weights below 2^-14.
 
-What writes and what reads is seen in one forward pass, not told by a family's names; whether it
-was all is proven by the logits.
+Writers and readers are observed in one forward pass, not looked up by a family's names; the logits
+prove that none was missed.
 """
 
 import math

@@ -34,7 +34,7 @@ class Asset(Exported):
 
         Raises:
             CheckpointError: its manifest is damaged.
-            ExportError: it is none, is damaged, or `upcycle export` did not make it.
+            ExportError: it is not an asset, is damaged, or `upcycle export` did not make it.
         """
         where = str(path / MANIFEST_NAME)
         manifest = folder_manifest(path)
@@ -99,7 +99,7 @@ class AssetRunner:
             pickle.dump(request, self._process.stdin)
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and what it left says why
+            pass  # it has ended, and its stderr says why
         return self._receive(what)
 
     def _receive(self, what: str) -> Any:

@@ -79,7 +79,7 @@ def check_export(
     programs = [each for each in (program, other) if each]
     ids = read_tokens(opened.folder, text, text_length(programs, tokens))
     watch(Progress("check-export", 0, 1, "steps", "torch"))
-    # The model is gone when the program runs.
+    # The model is freed before the program runs.
     reference = program_reference(load_reference(opened, program), program, ids)
     return compare_program(reference, program, ids, max_kl=max_kl, against=other, watch=watch)
 
