@@ -79,7 +79,8 @@ class PlannedPackage:
         if self.max_bytes is not None:
             check_chunk(size, self.max_bytes)
         chunk = self.manifest.result.chunk
-        return chunk and chunk.updated(package=self.name, weight_bytes=size)
+        stored = {"package": self.name, "weight_bytes": size}
+        return chunk and Chunk.model_validate({**stored, **chunk.document})
 
 
 def chunk_packages(
