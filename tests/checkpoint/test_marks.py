@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from upcycle.checkpoint.manifest import made_here, write_manifest
+from upcycle.checkpoint.manifest import Manifest, made_here
 
 SIGNED = json.dumps({"versions": {"upcycle": "0.1.0"}})
 FOREIGN = [
@@ -34,7 +34,7 @@ def specification(text: str, key: bytes = b"upcycle") -> bytes:
 @pytest.mark.parametrize("name", ["upcycle.json", "report.json"])
 def test_a_manifest_or_report_of_ours_is_a_mark(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").touch()
-    write_manifest(tmp_path, stage="convert", source={}, options={}, libraries=())
+    Manifest.of(stage="convert", source={}, options={}, libraries=(), result={}).write(tmp_path)
     (tmp_path / "upcycle.json").rename(tmp_path / name)
     assert made_here(tmp_path)
 

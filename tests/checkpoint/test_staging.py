@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from upcycle.checkpoint import staging
-from upcycle.checkpoint.manifest import write_manifest
+from upcycle.checkpoint.manifest import Manifest
 from upcycle.checkpoint.staging import check_output, check_room, staged, staged_entry, write_file
 from upcycle.errors import OutputError
 
@@ -22,7 +22,7 @@ def hidden_entries(folder: Path) -> list[str]:
 
 
 def sign(folder: Path) -> None:
-    write_manifest(folder, stage="convert", source={}, options={}, libraries=())
+    Manifest.of(stage="convert", source={}, options={}, libraries=(), result={}).write(folder)
 
 
 def test_nothing_bears_the_name_until_the_block_ends(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from tests.predictors import manifest_of, rewrite, shapes, with_predictor
 from tests.regress.folders import get_config, load, logits, pooled, set_config
 from tests.tiny import FAMILIES, MULTI_QUERY, convert, tiny_checkpoint
+from upcycle.checkpoint.manifest import Manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.cli import convert as _convert  # noqa: F401 - registers the command
 from upcycle.cli import inspect as _inspect  # noqa: F401 - registers the command
 from upcycle.cli import plan as _plan  # noqa: F401 - registers the command
 from upcycle.cli.app import app
-from upcycle.conversion import convert as conversion_run
 from upcycle.conversion.verify import verify
 from upcycle.errors import CheckpointError
 from upcycle.families import family_in
@@ -243,15 +243,15 @@ def test_files_of_any_size_and_a_run_that_was_stopped_give_the_same(
     convert(source, tmp_path / "whole", kv_heads=2)
     expected = load_file(tmp_path / "whole" / "model.safetensors")
     options: dict[str, Any] = {"kv_heads": 2, "max_shard_size": 60_000}
-    manifest = conversion_run.write_manifest
+    write = Manifest.write
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("stopped")
 
-    monkeypatch.setattr(conversion_run, "write_manifest", fail)
+    monkeypatch.setattr(Manifest, "write", fail)
     with pytest.raises(OSError, match="stopped"):
         convert(source, tmp_path / "out", resume=True, **options)
-    monkeypatch.setattr(conversion_run, "write_manifest", manifest)
+    monkeypatch.setattr(Manifest, "write", write)
     result = convert(source, tmp_path / "out", resume=True, **options)
     assert result.resumed_shards == len(result.plan.shards) > 2
     found: dict[str, torch.Tensor] = {}

@@ -2,28 +2,29 @@
 
 import errno
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from coremltools.proto import Model_pb2
 from transformers import AutoTokenizer
 
 from tests.tiny import tiny_checkpoint
-from upcycle.checkpoint.manifest import hash_file, read_manifest
+from upcycle.checkpoint.manifest import Manifest, hash_file, read_manifest
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import OutputError
 from upcycle.export.bundle import staged_bundle, write_bundle
 from upcycle.program.chunked import bundle_folder
 from upcycle.program.graph import METADATA_KEY
 
-MANIFEST = {
-    "source": {"config.json": "x"},
-    "options": {"context": 32},
-    "versions": {"upcycle": "0"},
-    "result": {"decoder": {}},
-}
+MANIFEST = Manifest.model_validate(
+    {
+        "stage": "export",
+        "source": {"config.json": "x"},
+        "options": {"context": 32},
+        "versions": {"upcycle": "0"},
+        "result": {"decoder": {}},
+    }
+)
 
 
 @pytest.fixture
@@ -34,22 +35,16 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
-def make(
-    checkpoint: Checkpoint,
-    output: Path,
-    *,
-    overwrite: bool = False,
-    manifest: Mapping[str, Any] = MANIFEST,
-) -> Path:
+def make(checkpoint: Checkpoint, output: Path, *, overwrite: bool = False) -> Path:
     with staged_bundle(output, overwrite=overwrite, inputs=[checkpoint.folder]) as (entry, folder):
         data = entry / "Data" / "com.apple.CoreML"
         data.mkdir(parents=True)
         (entry / "Manifest.json").write_text("{}")
         (data / "weights.bin").write_bytes(b"1234")
         model = Model_pb2.Model()
-        model.description.metadata.userDefined[METADATA_KEY] = json.dumps(manifest)
+        model.description.metadata.userDefined[METADATA_KEY] = json.dumps(MANIFEST.document)
         (data / "model.mlmodel").write_bytes(model.SerializeToString())
-        write_bundle(checkpoint, folder, package=entry, manifest=manifest)
+        write_bundle(checkpoint, folder, package=entry, manifest=MANIFEST)
     return bundle_folder(output)
 
 
@@ -87,10 +82,13 @@ def test_the_manifest_names_every_file_of_both(checkpoint: Checkpoint, tmp_path:
     assert result["files"]["tokenizer.json"] == hash_file(folder / "tokenizer.json")
 
 
-def test_a_failure_leaves_neither(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_failure_leaves_neither(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(KeyError):
-        make(checkpoint, tmp_path / "model.mlpackage", manifest={})
+    monkeypatch.delattr(Manifest, "write")
+    with pytest.raises(AttributeError, match="write"):
+        make(checkpoint, tmp_path / "model.mlpackage")
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
+from tests.export.families import exported_checkpoint
 from tests.tiny import tiny_checkpoint
 from upcycle.checkpoint.manifest import hash_folder
 from upcycle.cli import check_export as _check  # noqa: F401 - registers the command
@@ -268,3 +269,12 @@ def test_weights_of_other_layers_are_caught() -> None:
     check_chunk(1000, 1000)
     with pytest.raises(BrokenExportError, match=r"1,001 B of weights, and its layers have 1,000"):
         check_chunk(1001, 1000)
+
+
+def test_chunks_without_a_linear_layer_are_read(tmp_path: Path) -> None:
+    """GPT-2's projections are products of matrices; only its output head is a linear layer."""
+    source = exported_checkpoint(tmp_path / "source", "gpt2")
+    result = export_coreml(source, tmp_path / "out", ExportOptions(context=32, chunk_size=170_000))
+    linears = [graph.decode.histogram["linear"] for graph in graphs(result)]
+    assert linears == [0, 1]
+    assert result.function.histogram["linear"] == 1

@@ -13,7 +13,7 @@ from upcycle.errors import ExportError
 from upcycle.export.coreai.exporting import export_coreai
 from upcycle.export.coreml import ExportResult
 from upcycle.options.export import ExportOptions
-from upcycle.parity.asset import Asset, AssetRunner
+from upcycle.parity.asset import Asset, asset_runner
 from upcycle.parity.check import check_export
 from upcycle.program.coreai import read_program
 
@@ -145,9 +145,9 @@ def test_nothing_is_printed(
 
 def test_a_runtime_that_crashes_is_an_error(exported: ExportResult, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"runtime ended while running none\.aimodel: SIG"):
-        AssetRunner(tmp_path / "none.aimodel").__enter__()
+        asset_runner(tmp_path / "none.aimodel").__enter__()
     with (
-        AssetRunner(exported.package) as runner,
+        asset_runner(exported.package) as runner,
         pytest.raises(ExportError, match=r"exit code 1.*inputIds.*\n.*function main"),
     ):
         runner.run("main", {})

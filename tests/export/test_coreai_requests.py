@@ -28,7 +28,7 @@ def test_the_decoder_gives_the_same_logits_through_torch_export(
     tmp_path: Path, queries: int
 ) -> None:
     source = Checkpoint.open(tiny_checkpoint(tmp_path / "source", num_key_value_heads=2))
-    plain, _ = load_decoder(source, ExportOptions(context=CONTEXT))
+    plain = load_decoder(source, ExportOptions(context=CONTEXT))
     exported = torch.export.export(plain, plain.example_inputs(queries)).module()
     tokens = torch.randint(0, 260, (1, 16), generator=torch.Generator().manual_seed(1)).int()
     found, expected = (

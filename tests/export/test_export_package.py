@@ -199,7 +199,7 @@ def test_a_weight_that_fp16_cannot_hold_is_named(
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"model_type": "t5"}, "'t5' is no causal language model"),
+        ({"model_type": "t5"}, "'t5' is not a causal language model"),
         ({"quantization_config": {"quant_method": "gptq"}}, "the checkpoint is quantised"),
         ({"intermediate_size": 32}, "tensors of LlamaForCausalLM are missing or have another"),
         ({"num_hidden_layers": 3}, "9 tensors of LlamaForCausalLM are missing or have another"),

@@ -31,8 +31,12 @@ def parts(
     """Packages of one function each, in fp16 or compressed."""
     folder = tmp_path_factory.mktemp("parts")
     source = Checkpoint.open(tiny_checkpoint(folder / "source", num_hidden_layers=1))
-    decoder, _ = load_decoder(source, ExportOptions(context=32))
-    prepared = prepare_quantization(source, request.param) if request.param else None
+    decoder = load_decoder(source, ExportOptions(context=32))
+    prepared = (
+        prepare_quantization(source, ExportOptions(quantize=request.param))
+        if request.param
+        else None
+    )
     found = {}
     for name, queries in QUERIES.items():
         model = convert_decoder(decoder, queries)

@@ -12,7 +12,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.tiny import tiny_model
-from upcycle.export.norms import ScaledNorm, guard_norms
+from upcycle.export.layers import ScaledNorm, guard_norms
 
 
 class HalfRMSNorm(nn.Module):

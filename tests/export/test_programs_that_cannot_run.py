@@ -296,7 +296,7 @@ ONE = np.int32([0, 0, 0])
         ("split", {"x": X, "num_splits": np.int32(2), "axis": np.int32(0)}, FLOATS,
          "it has 2 results, and 1 are declared"),
         ("softmax", {"x": X, "axis": np.int32(7)}, FLOATS, "it cannot be evaluated: Dimension out"),
-        ("gelu", {"x": X, "mode": np.int32(1)}, FLOATS, "its operand 'mode' is no word"),
+        ("gelu", {"x": X, "mode": np.int32(1)}, FLOATS, "its operand 'mode' is not a word"),
     ],
 )  # fmt: skip
 def test_an_operation_that_asks_for_too_much_is_named(

@@ -34,7 +34,7 @@ def converted(
     """A decoder of one layer as an `MLModel`, and the causal LM that it came from."""
     overrides = {"num_hidden_layers": 1, "num_key_value_heads": 2, **overrides}
     source = tiny_checkpoint(folder, model_type, **overrides)
-    decoder, _ = load_decoder(
+    decoder = load_decoder(
         Checkpoint.open(source),
         ExportOptions(context=CONTEXT, attention="qfold", kv_cache="state", **form or {}),
     )

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.decoder import DecoderShape, decoder_shape
+from upcycle.export.decoder import decoder_shape
+from upcycle.export.layers import guard_norms
 from upcycle.export.masks import additive_mask
-from upcycle.export.norms import guard_norms
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.models.qfold import register_attention_forms
 from upcycle.options.attention_forms import FORMS, QFOLD
 from upcycle.program.host_cache import HostCache, past_mask
-from upcycle.program.noted import check_manifest
+from upcycle.program.noted import DecoderShape, check_manifest
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32
@@ -59,7 +59,7 @@ def run(decoder: ReadOnlyDecoder, cache: HostCache, calls: Iterator[Tensor]) -> 
 
 def host_cache(shape: DecoderShape) -> HostCache:
     """With fp32 arrays, so that it rounds nothing."""
-    decoder = {"decoder": vars(shape)}
+    decoder = {"decoder": shape.document}
     document = {"source": {}, "options": {"context": CONTEXT}, "result": decoder}
     cache = HostCache.of(check_manifest(document, ""))
     past = {name: array.astype(np.float32) for name, array in cache.past.items()}

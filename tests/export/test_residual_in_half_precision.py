@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.tiny import tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.norms import guard_norms
+from upcycle.export.layers import guard_norms
 from upcycle.export.residual import fit_residual
 from upcycle.export.stream import Linear, ResidualStream
 

@@ -22,6 +22,7 @@ from upcycle.export.quantize.weights import WeightMatrix, assign, find_weights, 
 from upcycle.export.sensitivity import log_probabilities, mean_divergence, measure_sensitivity
 from upcycle.models.calibration_text import calibration_rows
 from upcycle.models.loading import load_model
+from upcycle.options.export import ExportOptions
 
 if TYPE_CHECKING:
     from upcycle.progress import Progress
@@ -103,7 +104,9 @@ def test_the_layer_that_does_not_fit_a_palette_is_promoted(tmp_path: Path) -> No
     exact.save_pretrained(folder)
     (tmp_path / "scheme.yaml").write_text(YAML)
     checkpoint = Checkpoint.open(folder)
-    prepared = prepare_quantization(checkpoint, str(tmp_path / "scheme.yaml"))
+    prepared = prepare_quantization(
+        checkpoint, ExportOptions(quantize=str(tmp_path / "scheme.yaml"))
+    )
     assert prepared.sensitivity is not None
     assert prepared.sensitivity.kl[0] == prepared.sensitivity.kl[2] == 0
     assert prepared.sensitivity.kl[1] > 0
@@ -118,7 +121,9 @@ def test_the_layer_that_does_not_fit_a_palette_is_promoted(tmp_path: Path) -> No
 
 def test_only_a_tied_pair_can_be_untied(tmp_path: Path) -> None:
     tied = tiny_checkpoint(tmp_path / "tied", num_hidden_layers=1, tie_word_embeddings=True)
-    prepared = prepare_quantization(Checkpoint.open(tied), "mixed", untied=True)
+    prepared = prepare_quantization(
+        Checkpoint.open(tied), ExportOptions(quantize="mixed", untie=True)
+    )
     assert prepared.schemes["model.embed_tokens.weight"].bits == 4
     assert prepared.schemes["lm_head.weight"].bits == 6
     assert prepared.sensitivity is None
@@ -127,10 +132,10 @@ def test_only_a_tied_pair_can_be_untied(tmp_path: Path) -> None:
     dequantise_model(separate, prepared.weights, prepared.schemes)
     assert not torch.equal(separate.lm_head.weight, separate.model.embed_tokens.weight)
     with pytest.raises(ExportError, match="would both be linear 8-bit"):
-        prepare_quantization(Checkpoint.open(tied), "int8", untied=True)
+        prepare_quantization(Checkpoint.open(tied), ExportOptions(quantize="int8", untie=True))
     apart = tiny_checkpoint(tmp_path / "apart", num_hidden_layers=1, tie_word_embeddings=False)
     with pytest.raises(ExportError, match="not tied"):
-        prepare_quantization(Checkpoint.open(apart), "mixed", untied=True)
+        prepare_quantization(Checkpoint.open(apart), ExportOptions(quantize="mixed", untie=True))
 
 
 def test_too_little_text_names_no_option_that_export_has_not(tmp_path: Path) -> None:
@@ -139,7 +144,7 @@ def test_too_little_text_names_no_option_that_export_has_not(tmp_path: Path) -> 
     scheme.write_text(YAML)
     text.write_text("A few words." * 15)
     with pytest.raises(DataError, match=r"512 tokens .*\n.*short.txt\n.*add text$"):
-        prepare_quantization(source, str(scheme), calibration=[text])
+        prepare_quantization(source, ExportOptions(quantize=str(scheme), calibration=(text,)))
 
 
 @pytest.mark.slow

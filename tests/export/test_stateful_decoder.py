@@ -11,15 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny import CLASSIC, tiny_model
 from upcycle.errors import ExportError
-from upcycle.export.decoder import DecoderShape, decoder_shape
+from upcycle.export.decoder import decoder_shape
 from upcycle.export.experts import use_dense_experts
+from upcycle.export.layers import guard_norms, split_output_head, use_convolutions
 from upcycle.export.masks import additive_mask, mask_windows
-from upcycle.export.norms import guard_norms
-from upcycle.export.projections import split_output_head, use_convolutions
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.export.stateful import StatefulDecoder
 from upcycle.models.qfold import register_attention_forms
 from upcycle.options.attention_forms import FORMS
+from upcycle.program.noted import DecoderShape
 from upcycle.program.signature import MASKED
 
 CONTEXT = 32

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.report.example import document, example
-from upcycle.checkpoint.manifest import hash_file, write_manifest
+from upcycle.checkpoint.manifest import Manifest, hash_file
 from upcycle.report.build import MOST_POINTS, build_report, read_training_log
 from upcycle.report.schema import HeldOutPoint, ReportDocument, Training, TrainingPoint
 
@@ -30,8 +30,8 @@ def folders(tmp_path: Path) -> dict[str, Path]:
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(label.encode())
         found[label] = folder
-    write_manifest(
-        found["converted"], stage="convert", source={}, options={"kv_heads": 2}, libraries=[]
+    Manifest.of(stage="convert", source={}, options={"kv_heads": 2}, libraries=[], result={}).write(
+        found["converted"]
     )
     return found
 

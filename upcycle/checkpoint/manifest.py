@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import xxhash
 from pydantic import (
@@ -76,6 +76,10 @@ class ManifestPart(BaseModel):
     def _as_read(self) -> dict[str, Any]:
         return self.document
 
+    def updated(self, **values: Any) -> Self:
+        """The same with other values of some keys, as JSON has them."""
+        return self.model_validate({**self.document, **values})
+
 
 class ManifestSource(ManifestPart):
     """What a folder was made from.
@@ -121,41 +125,40 @@ class Manifest(ManifestPart):
     versions: Texts = {}
     result: ManifestResult = ManifestResult()
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        stage: str,
+        source: Mapping[str, Any],
+        options: Mapping[str, Any],
+        libraries: Iterable[str],
+        result: Mapping[str, Any],
+    ) -> Self:
+        """The manifest of one stage. It holds no times, host names or absolute paths.
 
-def write_manifest(
-    folder: Path,
-    *,
-    stage: str,
-    source: Mapping[str, Any],
-    options: Mapping[str, Any],
-    libraries: Iterable[str],
-    result: Mapping[str, Any] | None = None,
-) -> Manifest:
-    """Write the manifest of one stage and return it.
-
-    It holds no times, host names or absolute paths.
-
-    Args:
-        folder: where `upcycle.json` goes.
-        stage: "convert", "train", "evaluate" or "export".
-        source: content hashes of the inputs, by file name.
-        options: every option that shaped the output, seed included.
-        libraries: packages whose versions matter for the bytes.
-        result: facts about the output, such as hashes or counts.
-    """
-    document: dict[str, Any] = strict(
-        {
+        Args:
+            stage: "convert", "train", "evaluate" or "export".
+            source: content hashes of the inputs, by file name.
+            options: every option that shaped the output, seed included.
+            libraries: packages whose versions matter for the bytes.
+            result: facts about the output, such as hashes or counts.
+        """
+        document = {
             "schema": SCHEMA,
             "stage": stage,
-            "source": dict(source),
-            "options": dict(options),
+            "source": source,
+            "options": options,
             "versions": versions(libraries),
-            "result": dict(result or {}),
+            "result": result,
         }
-    )
-    text = to_json(document, indent=2, sort_keys=True) + "\n"
-    (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
-    return Manifest.model_validate(document)
+        return cls.model_validate(strict(document))
+
+    def write(self, folder: Path) -> Self:
+        """Write `upcycle.json` into a folder."""
+        text = to_json(self.document, indent=2, sort_keys=True) + "\n"
+        (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+        return self
 
 
 def versions(libraries: Iterable[str]) -> dict[str, str]:

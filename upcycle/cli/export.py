@@ -1,6 +1,5 @@
 """`upcycle export`: make a Core ML package."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,8 +54,8 @@ def export_command(
         f"({format_bytes(kv_tile_bytes)}), {format_bytes(cache)} of KV cache for "
         f"{options.context} tokens"
     )
-    for chunk in result.manifest.result.document.get("chunks", ()):
-        _show_chunk(console, chunk)
+    for chunk in result.manifest.result.chunks or ():
+        _show_chunk(console, chunk.document)
     if options.prefill is not None:
         console.print(f"the function `prefill` takes {options.prefill} tokens per call")
     if result.quantization is not None:
@@ -72,7 +71,7 @@ def export_command(
             "output": str(output),
             **options.noted(),
             "quantize": options.quantize,
-            "decoder": asdict(shape),
+            "decoder": shape.document,
             "operations": function.histogram.total(),
             "kv_tiles": len(kv_tiles),
             "kv_tile_bytes": kv_tile_bytes,

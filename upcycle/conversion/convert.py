@@ -14,7 +14,6 @@ from upcycle.checkpoint.manifest import (
     hash_folder,
     sha256_file,
     versions,
-    write_manifest,
 )
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.remote_code import code_notice
@@ -188,8 +187,7 @@ def convert(
         if own:
             hashed = hash_file(folder / OWN_TEXT)
             told["own_text"] = {"file": published(output).name, "hash": hashed, **own}
-        manifest = write_manifest(
-            folder,
+        manifest = Manifest.of(
             stage="convert",
             source={**_source_record(opened, work.source_hashes, options.sha256), **read, **texts},
             options=options.noted(),
@@ -201,7 +199,7 @@ def convert(
                 "extra_attention": _extra_record(todo),
                 **told,
             },
-        )
+        ).write(folder)
         clear(folder, only={JOURNAL_NAME, STORE_NAME, OWN_RECORD})
         if own:
             publish(folder, output)

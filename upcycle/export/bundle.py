@@ -1,14 +1,13 @@
 """What an app needs beside the package: tokenizer, chat template, settings, hashes of it all."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from upcycle import stopping
 from upcycle.checkpoint.files import chunks_of
-from upcycle.checkpoint.manifest import Manifest, hash_folder, write_manifest
+from upcycle.checkpoint.manifest import Manifest, hash_folder
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.staging import REFUSALS, staged, staged_entry, sync_tree, writing
 from upcycle.program.chunked import bundle_folder
@@ -39,7 +38,7 @@ def staged_bundle(
         ExitStack() as publication,
         staged_entry(package, overwrite=overwrite, inputs=inputs) as entry,
         staged(bundle_folder(package), overwrite=overwrite, inputs=inputs) as folder,
-        writing(package, only=REFUSALS),  # what is refused is rather the package than the folder
+        writing(package, only=REFUSALS),  # a refusal is about the package, not the folder
     ):
         yield entry, folder
         sync_tree(entry.parent)  # what takes long comes before both take their names
@@ -48,18 +47,17 @@ def staged_bundle(
 
 
 def write_bundle(
-    checkpoint: Checkpoint, folder: Path, *, package: Path | None, manifest: Mapping[str, Any]
-) -> Manifest:
+    checkpoint: Checkpoint, folder: Path, *, package: Path | None, manifest: Manifest
+) -> None:
     """Copy what a checkpoint has of the tokenizer and its settings, and note what belongs together.
+
+    The folder's manifest has a hash of every file of the folder and of the package.
 
     Args:
         checkpoint: what was exported.
         folder: where the files go.
         package: the finished package, where it lies outside the folder.
-        manifest: the document in the package's metadata.
-
-    Returns:
-        The folder's manifest, with a hash of every file of the folder and of the package.
+        manifest: what is noted of the export.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -77,11 +75,10 @@ def write_bundle(
     hashes = {"files": hash_folder(folder)}
     if package is not None:
         hashes["package"] = hash_folder(package)
-    return write_manifest(
-        folder,
-        stage="export",
-        source=manifest["source"],
-        options=manifest["options"],
+    Manifest.of(
+        stage=manifest.stage,
+        source=manifest.source.document,
+        options=manifest.options.document,
         libraries=(),
-        result={**manifest["result"], **hashes},
-    )
+        result={**manifest.result.document, **hashes},
+    ).write(folder)

@@ -7,10 +7,10 @@ tensor index, which takes the K and V projections along.
 from torch import Tensor
 
 from upcycle.errors import ExportError
-from upcycle.export.decoder import DecoderShape
 from upcycle.options.attention_forms import FORMS
 from upcycle.options.export import STATE, ExportOptions
 from upcycle.program.graph import Function
+from upcycle.program.noted import DecoderShape
 
 _SHARED = 1.02  # all functions of a package weigh at most so much more than one
 

@@ -5,24 +5,20 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from upcycle.checkpoint.reader import Checkpoint
-from upcycle.checkpoint.staging import check_output, scratch_folder, staged
+from upcycle.checkpoint.staging import check_output, staged
 from upcycle.errors import ExportError
 from upcycle.export.bundle import staged_bundle, write_bundle
 from upcycle.export.chunks.packages import PlannedPackage, chunk_packages
-from upcycle.export.decoder import DecoderShape
 from upcycle.export.loading import load_decoder
 from upcycle.export.quantize.preparation import Prepared, prepare_quantization
-from upcycle.export.record import hub_name, write_export_manifest
-from upcycle.export.request import check_target, functions_of
+from upcycle.export.request import check_target, export_manifest, functions_of, hub_name
 from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.chunked import bundle_folder, read_exported
-from upcycle.program.graph import Function
-from upcycle.program.noted import ExportManifest
+from upcycle.program.graph import Function, Graph
+from upcycle.program.noted import DecoderShape, ExportManifest
 from upcycle.program.reading import read_graph
-from upcycle.program.signature import DECODE
 from upcycle.progress import Progress, Watcher, ignore
 
 SUFFIX = ".mlpackage"
@@ -34,25 +30,33 @@ class ExportResult:
     """What was exported.
 
     Attributes:
-        package: the `.mlpackage`, or the folder of chunks.
-        shape: the decoder's numbers.
+        package: the `.mlpackage`, the folder of chunks, or the `.aimodel`.
         options: what was asked for.
-        functions: the graphs of the saved package by name, those of chunks joined.
+        graph: what was saved, chunks joined.
         manifest: what is noted in the package's metadata, or in the folder.
         quantization: how the weights are stored, None for fp16.
     """
 
     package: Path
-    shape: DecoderShape
     options: ExportOptions
-    functions: Mapping[str, Function]
+    graph: Graph
     manifest: ExportManifest
     quantization: Prepared | None = None
 
     @property
+    def functions(self) -> Mapping[str, Function]:
+        """The saved functions by name."""
+        return self.graph.functions
+
+    @property
     def function(self) -> Function:
-        """The graph that decodes one token."""
-        return self.functions[DECODE]
+        """The function that decodes one token."""
+        return self.graph.decode
+
+    @property
+    def shape(self) -> DecoderShape:
+        """The decoder's numbers."""
+        return self.manifest.result.decoder
 
 
 def export_coreml(
@@ -102,47 +106,41 @@ def export_coreml(
     chunked = options.chunk_size is not None
     for path in [output] if chunked else [output, bundle_folder(output)]:
         check_output(path, overwrite=overwrite, inputs=[opened.folder])
-    prepared = None
-    if options.quantize is not None:
-        prepared = prepare_quantization(
-            opened,
-            options.quantize,
-            calibration=options.calibration,
-            untied=options.untie,
-            head_parts=options.split_head,
-            watch=watch,
-        )
+    prepared = prepare_quantization(opened, options, watch) if options.quantize else None
     watch(Progress("export", 0, 1, "steps", "loading"))
-    decoder, shape = load_decoder(opened, options)
-    manifest = _manifest(opened, shape, options, prepared)
+    decoder = load_decoder(opened, options)
+    manifest = export_manifest(
+        opened,
+        decoder.shape,
+        options,
+        libraries=_LIBRARIES,
+        quantization=prepared.record() if prepared else None,
+    )
     if chunked:
-        parts = chunk_packages(decoder, shape, manifest, options, prepared)
+        parts = chunk_packages(decoder, manifest, options, prepared)
     else:
-        parts = [PlannedPackage(output.name, decoder, shape, manifest, prepared)]
+        parts = [PlannedPackage(output.name, decoder, manifest, prepared)]
     steps = count(1)
     last = 1 + len(parts) * (1 + len(functions_of(options)) + (len(functions_of(options)) > 1))
 
     def step(note: str) -> None:
         watch(Progress("export", next(steps), last, "steps", note))
 
-    def save(folder: Path) -> list[dict[str, Any]]:
-        name = hub_name(checkpoint, opened)
-        return [part.save(folder, options, hub_name=name, watch=step) for part in parts]
-
-    inputs = [opened.folder]
+    name, inputs = hub_name(checkpoint, opened), [opened.folder]
     if chunked:
         with staged(output, overwrite=overwrite, inputs=inputs) as folder:
-            manifest["result"]["chunks"] = save(folder)
+            saved = [part.save(folder, options, hub_name=name, watch=step) for part in parts]
+            result = manifest.result.updated(chunks=[each.document for each in saved if each])
+            manifest = manifest.updated(result=result.document)
             write_bundle(opened, folder, package=None, manifest=manifest)
-            functions = read_exported(folder).functions
+            graph = read_exported(folder)
     else:
         with staged_bundle(output, overwrite=overwrite, inputs=inputs) as (package, folder):
-            save(package.parent)
-            functions = read_graph(package).functions
+            parts[0].save(package.parent, options, hub_name=name, watch=step)
             write_bundle(opened, folder, package=package, manifest=manifest)
+            graph = read_graph(package)
     step("")
-    noted = ExportManifest.model_validate(manifest)
-    return ExportResult(output, shape, options, functions, noted, prepared)
+    return ExportResult(output, options, graph, manifest, prepared)
 
 
 def _check_libraries() -> None:
@@ -153,21 +151,3 @@ def _check_libraries() -> None:
             where="installed packages",
             fix='pip install "numpy<2.4"',
         )
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    shape: DecoderShape,
-    options: ExportOptions,
-    prepared: Prepared | None,
-) -> dict[str, Any]:
-    """The package's manifest. It goes into the metadata: a package has no place for more files."""
-    with scratch_folder() as scratch:
-        return write_export_manifest(
-            scratch,
-            checkpoint,
-            shape,
-            options,
-            libraries=_LIBRARIES,
-            quantization=prepared.record() if prepared else None,
-        ).document

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from upcycle.errors import ExportError
 from upcycle.export.masks import mask_windows, masks_for_model
 from upcycle.models.qfold import Call, recorded_calls
+from upcycle.program.noted import DecoderShape
 from upcycle.program.signature import (
     INPUT_IDS,
     LOGITS,
@@ -22,29 +22,6 @@ from upcycle.program.signature import (
 )
 
 
-@dataclass(frozen=True)
-class DecoderShape:
-    """What a decoder computes per token, found by running it once.
-
-    Attributes:
-        num_layers: L, layers that write to the KV cache.
-        num_attention_heads: H.
-        num_key_value_heads: g.
-        head_dim: d, channels of a key head.
-        value_head_dim: e, channels of a value head.
-        num_linears: linear layers applied in one forward pass, as convolutions or not.
-        masks: the mask inputs, and how many of the last tokens each lets see; None is all.
-    """
-
-    num_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    value_head_dim: int
-    num_linears: int
-    masks: Mapping[str, int | None]
-
-
 class CachedDecoder(nn.Module):
     """T tokens and the position of the first in, logits out; subclasses say where K and V are.
 
@@ -53,15 +30,24 @@ class CachedDecoder(nn.Module):
         shape: what it writes to its cache.
         context: C, the positions that the cache holds.
         argmax: whether to give the likeliest next token of each position too.
+        first_layer: the model's number of the first layer that writes to its cache.
     """
 
     def __init__(
-        self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
+        self,
+        model: nn.Module,
+        shape: DecoderShape,
+        context: int,
+        *,
+        argmax: bool = False,
+        first_layer: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
-        self.argmax = argmax
+        self.shape = shape
         self.context = context
+        self.argmax = argmax
+        self.first_layer = first_layer
         self.masks = shape.masks
 
     def _signature(
@@ -104,6 +90,11 @@ class CachedDecoder(nn.Module):
     def _next_tokens(self, logits: Tensor) -> tuple[Tensor, ...]:
         """The likeliest token of each position, [1, T] int32, where it is asked for."""
         return (logits.argmax(-1).int(),) if self.argmax else ()
+
+
+def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a decoder gives, logits first."""
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def _positions(first: Tensor, queries: int) -> Tensor:

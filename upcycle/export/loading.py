@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_agreement
-from upcycle.export.decoder import DecoderShape, decoder_shape
+from upcycle.export.decoder import as_tuple, decoder_shape
 from upcycle.export.experts import use_dense_experts
-from upcycle.export.norms import guard_norms
-from upcycle.export.projections import split_output_head, use_convolutions
-from upcycle.export.quantize.weights import is_tied
+from upcycle.export.layers import guard_norms, split_output_head, use_convolutions
+from upcycle.export.quantize.weights import is_tied, untie
 from upcycle.export.read_only import ReadOnlyDecoder
 from upcycle.export.residual import fit_residual
 from upcycle.export.rotary import tabulate_rotary
 from upcycle.export.stateful import StatefulDecoder
 from upcycle.models.loading import load_model, quiet
 from upcycle.models.qfold import register_attention_forms
-from upcycle.options.export import CONTEXT_MULTIPLE, DEFAULTS, READ_ONLY, STATE, ExportOptions
+from upcycle.options.export import CONTEXT_MULTIPLE, READ_ONLY, STATE, ExportOptions
 from upcycle.program.values import LARGEST_FP16
 
 DECODERS: dict[str, Any] = {STATE: StatefulDecoder, READ_ONLY: ReadOnlyDecoder}
@@ -33,10 +32,8 @@ _SUCH_AS = "export a decoder such as Llama, Mistral, Qwen2, Phi or Gemma"
 _UNRUNNABLE = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def load_decoder(
-    checkpoint: Checkpoint, options: ExportOptions = DEFAULTS
-) -> tuple[Any, DecoderShape]:
-    """A checkpoint's model in fp32 as a decoder that can be traced, and what it computes.
+def load_decoder(checkpoint: Checkpoint, options: ExportOptions) -> Any:
+    """A checkpoint's model in fp32 as a decoder that can be traced; its `shape` is measured.
 
     Args:
         checkpoint: the checkpoint.
@@ -53,23 +50,21 @@ def load_decoder(
     _check_layers(model, options.context, checkpoint.folder)
     _check_numbers(model, math.inf, checkpoint.folder)
     try:
-        expected = _own_logits(model)
+        with torch.no_grad():
+            expected = model(_compared_tokens(model)).logits
         if options.chunk_size is not None and is_tied(model):
-            # The first and the last chunk have a constant of it each, with names of their own.
-            head = model.get_output_embeddings()
-            head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
+            untie(model)  # the first and the last chunk have a constant of it each
         _adapt(model, options.context, options.attention)
         _check_numbers(model, LARGEST_FP16, checkpoint.folder)
         if options.split_head > 1:
-            _check_head(model, options.split_head)
             split_output_head(model, options.split_head)
         if options.conv:
             use_convolutions(model)
-        shape = decoder_shape(model, options.context)
-        kind = DECODERS[options.kv_cache]
-        decoder = kind(model, shape, options.context, argmax=options.argmax).eval()
+        decoder = DECODERS[options.kv_cache](
+            model, decoder_shape(model, options.context), options.context, argmax=options.argmax
+        ).eval()
         _check_agreement(decoder, expected)
-        return decoder, shape
+        return decoder
     except _UNRUNNABLE as error:
         raise ExportError(
             f"the model does not run as a decoder with a fixed cache: {type(error).__name__}: "
@@ -82,12 +77,6 @@ def load_decoder(
 def _compared_tokens(model: Any) -> Tensor:
     vocabulary: int = model.config.vocab_size
     return torch.arange(_COMPARED)[None] * 7919 % vocabulary
-
-
-def _own_logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = model(_compared_tokens(model)).logits
-    return logits
 
 
 def _adapt(model: Any, context: int, attention: str) -> None:
@@ -112,7 +101,7 @@ def _check_agreement(decoder: Any, expected: Tensor) -> None:
     with torch.no_grad():
         found = decoder(_compared_tokens(decoder.model).int(), *others)
     check_agreement(
-        found if isinstance(found, Tensor) else found[0],
+        as_tuple(found)[0],
         expected,
         tolerance=_TOLERANCE,
         what="the model in the form of the export",
@@ -128,7 +117,7 @@ def _check_model_type(checkpoint: Checkpoint) -> None:
     where = str(checkpoint.folder / "config.json")
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ExportError(
-            f"model_type {model_type!r} is no causal language model of transformers",
+            f"model_type {model_type!r} is not a causal language model of transformers",
             where=where,
             fix=_SUCH_AS,
         )
@@ -155,16 +144,6 @@ def _check_layers(model: nn.Module, context: int, folder: Path) -> None:
             f"the model has layers of type {', '.join(sorted(layer_types - _ATTENTION_LAYERS))}",
             where=f"{where}: layer_types",
             fix="export a model with attention in all layers",
-        )
-
-
-def _check_head(model: Any, parts: int) -> None:
-    rows = len(model.get_output_embeddings().weight)
-    if parts > rows:
-        raise ExportError(
-            f"an output head of {rows} rows cannot have {parts} parts",
-            where="--split-head",
-            fix=f"pass {rows} or less, or omit it",
         )
 
 

@@ -45,9 +45,8 @@ def mask_windows(model: nn.Module, context: int) -> dict[str, int | None]:
         layer_types = {_LAYER_TYPES[SLIDING_MASK]}  # the window is that of all layers
     if window is None or window >= context or _LAYER_TYPES[SLIDING_MASK] not in layer_types:
         return {CAUSAL_MASK: None}
-    needed = {name: _LAYER_TYPES[name] in layer_types for name in _LAYER_TYPES}
     windows = {CAUSAL_MASK: None, SLIDING_MASK: window}
-    return {name: windows[name] for name in windows if needed[name]}
+    return {name: window for name, window in windows.items() if _LAYER_TYPES[name] in layer_types}
 
 
 def masks_of_layers(

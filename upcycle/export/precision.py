@@ -1,42 +1,28 @@
-"""Convert large weights to fp16 without multiplying them in memory.
+"""Convert large weights to fp16 without holding them in memory several times.
 
-coremltools 9.0 asks of every weight whether it overflows fp16, and for that indexes it with
+coremltools asks of every weight whether it overflows fp16, and for that indexes it with
 64-bit indices of each of its axes: 24 bytes per number of a matrix, which made up half of the
 peak of a conversion.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from upcycle.export.quiet import replaced
 from upcycle.program.values import LARGEST_FP16
 
-_WRITTEN_FOR = "9.0"
 _CHUNK = 2**20
 _INFINITE = 1e38  # coremltools takes what is beyond it for a mask's infinity
 
 
-@contextmanager
-def lean_overflow_probe() -> Iterator[None]:
-    """Let coremltools 9.0 probe weights for fp16 overflow piece by piece, with the same answers.
-
-    No other version is touched.
-    """
-    if not version("coremltools").startswith(_WRITTEN_FOR):
-        yield
-        return
+def lean_overflow_probe() -> AbstractContextManager[None]:
+    """Let coremltools probe weights for fp16 overflow piece by piece, with the same answers."""
     from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
 
-    original = FP16ComputePrecision.fp16_overflow
-    FP16ComputePrecision.fp16_overflow = staticmethod(_has_overflowing_weight)
-    try:
-        yield
-    finally:
-        FP16ComputePrecision.fp16_overflow = staticmethod(original)
+    return replaced(FP16ComputePrecision, "fp16_overflow", staticmethod(_has_overflowing_weight))
 
 
 def _has_overflowing_weight(operation: Any) -> bool:

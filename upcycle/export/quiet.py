@@ -38,9 +38,9 @@ def quiet_coremltools() -> Iterator[None]:
         from coremltools.optimize.coreml import _quantization_passes
 
         with (
-            _replaced(ops, "_tqdm", _no_bar),
-            _replaced(pass_pipeline, "tqdm", _no_bar),
-            _replaced(_quantization_passes, "tqdm", _no_bar),
+            replaced(ops, "_tqdm", _no_bar),
+            replaced(pass_pipeline, "tqdm", _no_bar),
+            replaced(_quantization_passes, "tqdm", _no_bar),
         ):
             yield
 
@@ -57,13 +57,14 @@ def _level(name: str, level: int) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another attribute of a module or class while the block runs."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(owner, name, before)
 
 
 def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:

@@ -5,8 +5,8 @@ that adds to the stream can be scaled by α: embeddings, the projections out of 
 or the norms behind these. What reads the stream without a norm (post-norm models) is scaled by 1/α.
 With α a power of two this is exact, but for the last bits of weights below 2^-14.
 
-What writes and what reads is seen in one forward pass, not told by a family's names; whether it
-was all is proven by the logits.
+Writers and readers are observed in one forward pass, not looked up by a family's names; the logits
+prove that none was missed.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from upcycle.errors import ExportError
-from upcycle.export.norms import ScaledNorm
+from upcycle.export.layers import ScaledNorm, replace_modules
 from upcycle.export.stream import Linear, ResidualStream
 from upcycle.program.values import LARGEST_FP16
 
@@ -62,7 +62,9 @@ def fit_residual(model: Any, tokens: Tensor) -> float:
     if stream.peak <= _COMFORTABLE:
         return 1.0
     factor = 2.0 ** -math.ceil(math.log2(stream.peak / _COMFORTABLE))
-    embeddings = _wrap_embeddings(model, stream, factor)
+    embeddings = replace_modules(
+        model, lambda child: ScaledEmbedding(child, factor) if child in stream.embeddings else None
+    )
     _scale_weights(stream, factor)
     with torch.no_grad(), ResidualStream(model) as scaled:
         difference = (model(tokens, use_cache=False).logits - expected).abs().max().item()
@@ -80,22 +82,6 @@ def fit_residual(model: Any, tokens: Tensor) -> float:
         embedding.factor = 1.0
     _scale_weights(stream, 1 / factor)
     return 1.0
-
-
-def _wrap_embeddings(
-    model: nn.Module, stream: ResidualStream, factor: float
-) -> list[ScaledEmbedding]:
-    places = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if child in stream.embeddings
-    ]
-    wrapped = []
-    for parent, name, embedding in places:
-        wrapped.append(ScaledEmbedding(embedding, factor))
-        setattr(parent, name, wrapped[-1])
-    return wrapped
 
 
 def _scale_weights(stream: ResidualStream, factor: float) -> None:

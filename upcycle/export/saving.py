@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from upcycle.checkpoint.staging import scratch_folder
 from upcycle.errors import ExportError
 from upcycle.export.checks import check_sharing
+from upcycle.export.decoder import as_tuple
 from upcycle.export.precision import lean_overflow_probe
-from upcycle.export.quiet import quiet_coremltools, quiet_tracing
+from upcycle.export.quiet import quiet_coremltools, quiet_tracing, replaced
 from upcycle.program.joining import join_functions, weight_file
 from upcycle.program.signature import (
     DECODE,
@@ -98,9 +99,7 @@ def _temporary_files(parent: Path) -> Iterator[None]:
     Raises:
         OSError: coremltools could not write one.
     """
-    before = tempfile.tempdir
-    with scratch_folder(parent) as folder:
-        tempfile.tempdir = str(folder)
+    with scratch_folder(parent) as folder, replaced(tempfile, "tempdir", str(folder)):
         try:
             yield
         except RuntimeError as error:
@@ -110,8 +109,6 @@ def _temporary_files(parent: Path) -> Iterator[None]:
             is_full = shutil.disk_usage(folder).free < _NEARLY_FULL
             number = errno.ENOSPC if is_full else errno.EIO
             raise OSError(number, str(error)) from error
-        finally:
-            tempfile.tempdir = before
 
 
 def convert_decoder(decoder: Decoder, queries: int) -> Any:
@@ -171,7 +168,7 @@ def trace_decoder(decoder: Decoder, queries: int) -> Any:
         )
         for first in range(1, 4):
             others = _other_inputs(inputs, decoder.signature(queries), first)
-            pairs = zip(_outputs(traced(*others)), _outputs(decoder(*others)), strict=True)
+            pairs = zip(as_tuple(traced(*others)), as_tuple(decoder(*others)), strict=True)
             if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in pairs):
                 raise ExportError(
                     f"{type(decoder).__name__}: the model does other operations for other tokens",
@@ -203,10 +200,6 @@ def _other_inputs(
         hidden = values[HIDDEN]
         values[HIDDEN] = torch.arange(hidden.numel()).mul(first).sin().reshape(hidden.shape)
     return tuple(values.values())
-
-
-def _outputs(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def weights_size(package: Path) -> int:

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upcycle.export.decoder import CachedDecoder, DecoderShape
+from upcycle.export.decoder import CachedDecoder
 from upcycle.export.masks import additive_mask
+from upcycle.program.noted import DecoderShape
 from upcycle.program.signature import KEY_CACHE, VALUE_CACHE, Signature
 
 
@@ -21,11 +22,13 @@ class StateCache:
         keys: [L, g, C, d], written in place.
         values: [L, g, C, e], written in place.
         start: position of the first new token, a 0-d integer tensor.
+        first_layer: the model's number of the first layer.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, start: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, start: Tensor, first_layer: int) -> None:
         self.keys = keys
         self.values = values
+        self.first_layer = first_layer
         # `torch.export` slices only at a number that it knows; to a trace it would be a constant.
         self.start: Any = start.item() if torch.compiler.is_exporting() else start
 
@@ -37,12 +40,13 @@ class StateCache:
         Args:
             key_states: [1, g, T, d].
             value_states: [1, g, T, e].
-            layer_idx: the layer.
+            layer_idx: the model's number of the layer.
 
         Returns:
             [1, g, C, d] and [1, g, C, e]; the mask hides what is not written yet.
         """
-        layer = slice(layer_idx, layer_idx + 1)
+        own = layer_idx - self.first_layer
+        layer = slice(own, own + 1)
         stop = self.start + key_states.shape[2]
         if torch.compiler.is_exporting():
             check: Any = torch._check
@@ -61,10 +65,8 @@ class StateCache:
 class StatefulDecoder(CachedDecoder):
     """A decoder that keeps K and V in two buffers, [L, g, C, d] and [L, g, C, e]."""
 
-    def __init__(
-        self, model: nn.Module, shape: DecoderShape, context: int, *, argmax: bool = False
-    ) -> None:
-        super().__init__(model, shape, context, argmax=argmax)
+    def __init__(self, model: nn.Module, shape: DecoderShape, context: int, **others: Any) -> None:
+        super().__init__(model, shape, context, **others)
         heads = (shape.num_layers, shape.num_key_value_heads, context)
         self.register_buffer(KEY_CACHE, torch.zeros(*heads, shape.head_dim))
         self.register_buffer(VALUE_CACHE, torch.zeros(*heads, shape.value_head_dim))
@@ -92,8 +94,7 @@ class StatefulDecoder(CachedDecoder):
                 position + T must not pass C.
             masks: for each of the shape's masks [1, 1, T, C], of `additive_mask`.
         """
-        cache = StateCache(
-            self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE), start=position[0]
-        )
+        keys, values = self.get_buffer(KEY_CACHE), self.get_buffer(VALUE_CACHE)
+        cache = StateCache(keys, values, position[0], self.first_layer)
         logits = self._logits(input_ids, position, masks, cache)
         return (logits, *self._next_tokens(logits)) if self.argmax else logits

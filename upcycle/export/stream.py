@@ -1,12 +1,11 @@
 """See in one forward pass what writes to a model's residual stream, and what reads it."""
 
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from upcycle.export.norms import ScaledNorm
+from upcycle.export.layers import ScaledNorm
 
 _NORMS = (ScaledNorm, nn.LayerNorm, nn.RMSNorm)
 _SUMS = {"add", "radd", "iadd"}
@@ -70,13 +69,8 @@ class ResidualStream(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._tags.clear()

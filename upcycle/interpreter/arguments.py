@@ -155,7 +155,7 @@ class Arguments:
             return default
         (value,) = self._named(key)
         if not isinstance(value, str):
-            raise ProgramError(f"its operand {key!r} is no word")
+            raise ProgramError(f"its operand {key!r} is not a word")
         return value
 
     def expect(self, shape: Sequence[int]) -> None:
@@ -199,7 +199,7 @@ def broadcast(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def differs(shape: Sequence[int], declared: TensorType) -> str:
-    """What a result of another shape than declared is told as."""
+    """How an error tells of a result whose shape is not the declared one."""
     sizes = [size or "?" for size in declared.shape]
     return f"its result has the shape {list(shape)}, and {sizes} is declared".replace("'", "")
 

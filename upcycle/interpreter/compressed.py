@@ -83,15 +83,14 @@ def _shift_scale(data: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
 
 
 def _blockwise_shift_scale(given: Arguments) -> Tensor:
-    offset = given.stored("offset") if "offset" in given else None
-    return _shift_scale(given.stored("data"), given.stored("scale"), offset)
+    return _shift_scale(given.stored("data"), given.stored("scale"), given.optional("offset"))
 
 
 def _sparse_shift_scale(given: Arguments) -> tuple[Tensor, Tensor]:
     mask = given.stored("data_mask")
-    offset = given.stored("offset") if "offset" in given else None
     data = _scatter(mask, given.stored("nonzero_data"))
-    return mask, _shift_scale(data, given.stored("scale"), offset)[mask.bool()]
+    dense = _shift_scale(data, given.stored("scale"), given.optional("offset"))
+    return mask, dense[mask.bool()]
 
 
 def _affine_dequantize(given: Arguments) -> Tensor:

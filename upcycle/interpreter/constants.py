@@ -24,7 +24,7 @@ TORCH_TYPES = {
     "uint16": torch.int32, "uint32": torch.int64,
 }  # fmt: skip
 _UNSIGNED = {"uint16": np.uint16, "uint32": np.uint32}
-_UNPACKED_AT_ONCE = 1 << 20
+_UNPACKED_AT_ONCE = 1 << 20  # elements; a multiple of 8, so that each piece begins with a byte
 _REMAKE = "make the package again"
 
 
@@ -77,18 +77,12 @@ def unpack(stored: NDArray[np.uint8], dtype: str, count: int) -> NDArray[np.uint
         [count], a byte for each.
     """
     bits = int(dtype.lstrip("uint"))
-    whole = math.lcm(bits, 8) // 8  # bytes that hold a whole number of elements
-    found = np.empty(-(-stored.size // whole) * whole * 8 // bits, np.uint8)
-    shifts = np.arange(0, whole * 8, bits, dtype=np.uint32)
-    step = _UNPACKED_AT_ONCE * whole
-    for start in range(0, stored.size, step):
-        part = stored[start : start + step]
-        part = np.pad(part, (0, -part.size % whole)).reshape(-1, whole).astype(np.uint32)
-        words = (part << np.arange(0, whole * 8, 8, dtype=np.uint32)).sum(1, dtype=np.uint32)
-        elements = (words[:, None] >> shifts) & np.uint32(2**bits - 1)
-        first = start * 8 // bits
-        found[first : first + elements.size] = elements.reshape(-1)
-    found = found[:count]
+    found = np.empty(count, np.uint8)
+    for start in range(0, count, _UNPACKED_AT_ONCE):
+        stop = min(start + _UNPACKED_AT_ONCE, count)
+        packed = stored[start * bits // 8 : math.ceil(stop * bits / 8)]
+        apart = np.unpackbits(packed, bitorder="little")[: (stop - start) * bits]
+        found[start:stop] = np.packbits(apart.reshape(-1, bits), axis=1, bitorder="little")[:, 0]
     if dtype.startswith("u"):
         return found
     return ((found ^ (1 << (bits - 1))).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)

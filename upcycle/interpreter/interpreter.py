@@ -156,7 +156,7 @@ class _Values(dict[str, Value]):
     def tensor(self, key: str) -> Tensor:
         value = self[key]
         if not isinstance(value, Tensor):
-            raise ProgramError(f"{key!r} is the word {value!r}, no tensor")
+            raise ProgramError(f"{key!r} is the word {value!r}, not a tensor")
         return value
 
 

@@ -168,8 +168,7 @@ def _check_types(name: str, function: Function) -> None:
 def _written_next(operations: list[Operation]) -> str | None:
     """The state that the first of these operations' result is written to before any other use."""
     result = operations[0].outputs[0]
-    touching = (op for op in operations[1:] if op.type in _STATE_OPERATIONS)
-    following = next(touching, None)
+    following = next((op for op in operations[1:] if op.type in _STATE_OPERATIONS), None)
     if following and following.inputs.get("data", ("",))[0] == result:
         return following.inputs["input"][0]
     return None

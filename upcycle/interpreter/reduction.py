@@ -82,9 +82,7 @@ def _batch_norm(given: Arguments) -> Tensor:
         value = given.optional(key)
         return None if value is None else value.reshape(shape)
 
-    mean, variance = channels("mean"), channels("variance")
-    assert mean is not None
-    assert variance is not None
+    mean, variance = (given.tensor(key).reshape(shape) for key in ("mean", "variance"))
     normed = (x - mean) * torch.rsqrt(variance + given.number("epsilon", 1e-5))
     return _affine(normed, channels("gamma"), channels("beta"))
 

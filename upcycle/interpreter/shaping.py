@@ -75,9 +75,13 @@ def _from_front(place: int, size: int) -> int:
 
 
 def _slice_by_index(given: Arguments) -> Tensor:
-    x = given.stored("x")
-    axes = [axis for axis, single in enumerate(given.flags("squeeze_mask", x.ndim)) if single]
-    return select_slice(x, given).squeeze(axes)
+    return _squeezed(select_slice(given.stored("x"), given), given)
+
+
+def _squeezed(part: Tensor, given: Arguments) -> Tensor:
+    """A slice without the axes of which one place is named."""
+    single = given.flags("squeeze_mask", part.ndim)
+    return part.squeeze([axis for axis in range(part.ndim) if single[axis]])
 
 
 def _slice_by_size(given: Arguments) -> Tensor:
@@ -99,8 +103,7 @@ def update_slice(x: Tensor, given: Arguments) -> Tensor:
         ProgramError: the part is outside x, or the update has another shape.
     """
     part, update = select_slice(x, given, inside=True), given.stored("update")
-    axes = [axis for axis, single in enumerate(given.flags("squeeze_mask", x.ndim)) if single]
-    if update.shape != part.squeeze(axes).shape:
+    if update.shape != _squeezed(part, given).shape:
         raise ProgramError(
             f"an update of shape {list(update.shape)} does not fit the part "
             f"{list(part.shape)} that it replaces"

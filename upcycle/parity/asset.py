@@ -5,12 +5,11 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class Asset(Exported):
 
         Raises:
             CheckpointError: its manifest is damaged.
-            ExportError: it is none, is damaged, or `upcycle export` did not make it.
+            ExportError: it is not an asset, is damaged, or `upcycle export` did not make it.
         """
         where = str(path / MANIFEST_NAME)
         manifest = folder_manifest(path)
@@ -58,38 +57,15 @@ class AssetRunner:
 
     Args:
         asset: the `.aimodel`.
+        process: runs `asset_runtime` on it.
+        errors: what that process wrote to stderr.
     """
 
-    def __init__(self, asset: Path) -> None:
+    def __init__(self, asset: Path, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         self._asset = asset
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            # The runtime compiles into a temporary folder, which it leaves when it is aborted.
-            scratch = stack.enter_context(scratch_folder())
-            self._errors = stack.enter_context(TemporaryFile())
-            self._process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-P", runtime.__file__, str(self._asset)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                    env={**os.environ, "TMPDIR": str(scratch)},
-                )
-            )
-            stack.enter_context(cleanup(self._process.kill))
-            self._receive("loading")
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+        self._process = process
+        self._errors = errors
+        self._receive("loading")
 
     def run(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Call a function by its name.
@@ -123,7 +99,7 @@ class AssetRunner:
             pickle.dump(request, self._process.stdin)
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and what it left says why
+            pass  # it has ended, and its stderr says why
         return self._receive(what)
 
     def _receive(self, what: str) -> Any:
@@ -146,3 +122,27 @@ class AssetRunner:
         # A crash of the runtime is described above its own backtrace.
         fatal = [line for line in lines if "Fatal error" in line or "Error:" in line]
         return f"{how}{', ' if lines else ''}{(fatal or lines or [''])[-1]}"
+
+
+@contextmanager
+def asset_runner(asset: Path) -> Iterator[AssetRunner]:
+    """A process for an `.aimodel`, which ends with the block.
+
+    Raises:
+        ExportError: the runtime ended its process while it loaded the asset.
+    """
+    command = [sys.executable, "-P", runtime.__file__, str(asset)]
+    pipe = subprocess.PIPE
+    with (
+        scratch_folder() as scratch,  # the runtime compiles into it, and leaves it when aborted
+        TemporaryFile() as errors,
+        subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            env={**os.environ, "TMPDIR": str(scratch)},
+        ) as process,
+        cleanup(process.kill),
+    ):
+        yield AssetRunner(asset, process, errors)

@@ -18,7 +18,7 @@ from upcycle.interpreter.arguments import ProgramError
 from upcycle.interpreter.interpreter import Interpreter
 from upcycle.models.calibration_text import first_ids
 from upcycle.models.loading import load_tokenizer
-from upcycle.parity.asset import Asset, AssetRunner
+from upcycle.parity.asset import Asset, asset_runner
 from upcycle.parity.core_ml import core_ml_runner, has_core_ml
 from upcycle.parity.exported import Program, ProgramOutputs, run_program, text_length
 from upcycle.parity.logits import compare_logits, shaky_positions
@@ -79,7 +79,7 @@ def check_export(
     programs = [each for each in (program, other) if each]
     ids = read_tokens(opened.folder, text, text_length(programs, tokens))
     watch(Progress("check-export", 0, 1, "steps", "torch"))
-    # The model is gone when the program runs.
+    # The model is freed before the program runs.
     reference = program_reference(load_reference(opened, program), program, ids)
     return compare_program(reference, program, ids, max_kl=max_kl, against=other, watch=watch)
 
@@ -133,28 +133,25 @@ def compare_program(
         ExportError: the interpreter does not know an operation.
     """
     steps = count(1)
-    is_asset = isinstance(program, Asset)
-    runs = 1 if is_asset else len(_HALF) * (2 if against else 1) + has_core_ml()
+    runs = 1
+    if isinstance(program, Program):
+        runs = len(_HALF) * (2 if against else 1) + has_core_ml()
 
     def step(note: str) -> None:
         watch(Progress("check-export", next(steps), runs + 1, "steps", note))
 
-    if isinstance(program, Asset):
-        results = _run_asset(reference, program, tokens, step)
+    results: list[Arithmetic | Check]
+    if isinstance(program, Program):
+        results = [*_run_package(reference, program, tokens, against, step)]
     else:
-        results = _run_package(reference, program, tokens, against, step)
-    found: list[Arithmetic] = []
-    broken: list[Check] = []
-    for result in results:
-        if isinstance(result, Check):
-            broken.append(result)
-        else:
-            found.append(result)
+        results = [_run_asset(reference, program, tokens, step)]
     step("")
-    compressed = bool(reference.replaced)
-    checks = [check for each in found for check in rules(each, max_kl, compressed=compressed)]
+    found = [each for each in results if isinstance(each, Arithmetic)]
+    checks = [each for each in results if isinstance(each, Check)]
+    for each in found:
+        checks += rules(each, max_kl, compressed=bool(reference.replaced))
     prefilled = max((each.prefill.positions for each in found if each.prefill), default=0)
-    return ExportCheck(found, broken + checks, len(tokens), prefilled, reference.replaced)
+    return ExportCheck(found, checks, len(tokens), prefilled, reference.replaced)
 
 
 def _run_package(
@@ -188,12 +185,12 @@ def _run_package(
 
 def _run_asset(
     reference: Reference, asset: Asset, tokens: Tensor, step: Callable[[str], None]
-) -> Iterator[Arithmetic | Check]:
+) -> Arithmetic:
     """How an asset does in Apple's CPU runtime."""
     step("Core AI")
-    with AssetRunner(asset.path) as runner:
+    with asset_runner(asset.path) as runner:
         outputs = run_program(asset, runner, tokens)
-    yield compared("Core AI", reference, outputs, exact=asset.is_exact)
+    return compared("Core AI", reference, outputs, exact=asset.is_exact)
 
 
 def compared(

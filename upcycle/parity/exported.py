@@ -121,9 +121,9 @@ class ProgramOutputs:
 
 
 def text_length(programs: Sequence[Exported], tokens: int) -> int:
-    """How many tokens of text programs are checked on: so many of prefill and of decoding each.
+    """How many tokens of text to check programs on: `tokens` of prefill and as many of decoding.
 
-    It is more where a call of `prefill` takes more, and no more than each context holds.
+    They are more where a call of `prefill` takes more, but no more than each context holds.
     """
     prefilled = max(tokens, *(program.prefill_size or 0 for program in programs))
     return min(prefilled + tokens, *(program.context for program in programs))

@@ -26,7 +26,7 @@ def check_interface(graph: Graph, manifest: ExportManifest, where: str) -> None:
     for name in sorted({DECODE, PREFILL} & graph.functions.keys()):
         for problem in _problems(graph.functions[name], manifest, single=name == DECODE):
             raise ExportError(
-                f"the program is none that `upcycle export` makes: {problem}",
+                f"the program is not one that `upcycle export` makes: {problem}",
                 where=f"{where}, function {name!r}",
                 fix="export the checkpoint again",
             )

@@ -17,7 +17,7 @@ class LogitsDifference:
     Attributes:
         positions: tokens compared.
         excused: positions that `maximum` and `decided` leave out, see `shaky_positions`.
-        maximum: largest |difference| of a logit; infinite where a logit is no number.
+        maximum: largest |difference| of a logit; infinite where a logit is not finite.
         typical: the median over all positions of their largest |difference|.
         mean: mean |difference|.
         logit_range: largest minus smallest logit of the reference.

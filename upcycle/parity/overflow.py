@@ -21,7 +21,7 @@ class Extreme:
     Attributes:
         operation: its type, such as "linear".
         value: the name of its result.
-        magnitude: the largest |x|; infinite where something was no number.
+        magnitude: the largest |x|; infinite where an element was not finite.
     """
 
     operation: str
@@ -32,7 +32,7 @@ class Extreme:
 class OverflowProbe:
     """Watches an interpreter.
 
-    Masked scores are left out: the mask's -4e4 is meant, and only a softmax sees them.
+    Masked scores are left out: the mask's -4e4 is intended, and only a softmax sees it.
 
     Args:
         functions: of the program.

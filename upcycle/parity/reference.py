@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from upcycle.checkpoint.reader import Checkpoint
 from upcycle.errors import ExportError
+from upcycle.export.quantize.weights import parameters_with_paths
 from upcycle.models.loading import load_model
 from upcycle.parity.exported import END, Exported
 
@@ -154,16 +155,14 @@ def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
     Raises:
         ExportError: a weight has no parameter of its name and shape, or does not resemble it.
     """
-    places: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
-    patterns = {name: _constant_name(name) for tied in places.values() for name in tied}
+    places = [paths for _, paths in parameters_with_paths(model)]
+    patterns = {name: _constant_name(name) for tied in places for name in tied}
     chosen = {}
     for constant, weight in _whole(weights).items():
         name = _parameter_of(constant, patterns)
         chosen[name] = _fitted(constant, weight, model.get_parameter(name).detach())
     replaced = 0
-    for tied in places.values():
+    for tied in places:
         own = {name: chosen[name] for name in tied if name in chosen}
         for name in tied if own else ():
             module, _, attribute = name.rpartition(".")

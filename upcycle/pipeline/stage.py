@@ -14,7 +14,6 @@ from upcycle.checkpoint.manifest import (
     Manifest,
     hash_folder,
     read_manifest,
-    write_manifest,
 )
 from upcycle.checkpoint.staging import check_output
 from upcycle.errors import CheckpointError, OutputError
@@ -204,11 +203,10 @@ class Stage(ABC):
 
     def write_manifest(self, folder: Path) -> None:
         """Write the manifest of what was made in a folder."""
-        write_manifest(
-            folder,
+        Manifest.of(
             stage=self.name,
             source=self.inputs(),
             options=self.options(),
             libraries=("torch", "transformers"),
             result={"files": hash_folder(folder)},
-        )
+        ).write(folder)

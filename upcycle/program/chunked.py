@@ -163,10 +163,10 @@ def _noted_hashes(product: Path, package: Path) -> Mapping[str, str]:
     if manifest is None:
         return {}
     if package == product:
-        return manifest.result.package or {}
+        return manifest.result.package
     inside = f"{package.name}/"
     return {
         name.removeprefix(inside): noted
-        for name, noted in (manifest.result.files or {}).items()
+        for name, noted in manifest.result.files.items()
         if name.startswith(inside)
     }

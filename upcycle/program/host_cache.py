@@ -106,11 +106,13 @@ def past_mask(
     return np.where(visible, 0, MASKED).astype(np.float16)[None, None]
 
 
-def past_names(num_layers: int) -> list[str]:
-    """The inputs that hold the past: K and V of layer 0, of layer 1, ..."""
-    return [f"{name}{i}" for i in range(num_layers) for name in (KEY_CACHE, VALUE_CACHE)]
+def past_names(num_layers: int, first: int = 0) -> list[str]:
+    """The inputs that hold the past: K and V of layer 0, or another first one, of layer 1, ..."""
+    layers = range(first, first + num_layers)
+    return [f"{name}{i}" for i in layers for name in (KEY_CACHE, VALUE_CACHE)]
 
 
-def new_names(num_layers: int) -> list[str]:
+def new_names(num_layers: int, first: int = 0) -> list[str]:
     """The outputs that hold the new tokens' K and V, in the same order."""
-    return [f"{name}{i}" for i in range(num_layers) for name in (_NEW_KEY, _NEW_VALUE)]
+    layers = range(first, first + num_layers)
+    return [f"{name}{i}" for i in layers for name in (_NEW_KEY, _NEW_VALUE)]

@@ -6,7 +6,13 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from upcycle.checkpoint.manifest import MANIFEST_NAME, ManifestPart, Texts, read_manifest
+from upcycle.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestPart,
+    ManifestResult,
+    read_manifest,
+)
 from upcycle.errors import ExportError
 from upcycle.program.graph import METADATA_KEY, Graph
 from upcycle.program.signature import DECODE
@@ -28,15 +34,25 @@ class ExportedOptions(ManifestPart):
     dtype: str | None = None
 
 
-class DecoderNumbers(ManifestPart):
-    """What the program computes per token; the fields are `DecoderShape`'s."""
+class DecoderShape(ManifestPart):
+    """What a decoder computes per token.
+
+    Attributes:
+        num_layers: L, layers that write to the KV cache.
+        num_attention_heads: H.
+        num_key_value_heads: g.
+        head_dim: d, channels of a key head.
+        value_head_dim: e, channels of a value head.
+        num_linears: linear layers applied in one forward pass, as convolutions or not.
+        masks: the mask inputs, and how many of the last tokens each lets see; None is all.
+    """
 
     num_layers: _Count
     num_attention_heads: _Count
     num_key_value_heads: _Count
     head_dim: _Count
     value_head_dim: _Count
-    num_linears: _Count
+    num_linears: Annotated[int, Field(ge=0)]
     masks: dict[str, _Count | None]
 
 
@@ -56,7 +72,7 @@ class Chunk(ManifestPart):
     num_layers: _Count
 
 
-class ExportedResult(ManifestPart):
+class ExportedResult(ManifestResult):
     """What an export made.
 
     Attributes:
@@ -67,19 +83,18 @@ class ExportedResult(ManifestPart):
         package: hashes of the files of the package beside that folder.
     """
 
-    decoder: DecoderNumbers
+    decoder: DecoderShape
     chunk: Chunk | None = None
     chunks: list[ManifestPart] | None = None
-    files: dict[str, str] | None = None
-    package: dict[str, str] | None = None
+    files: dict[str, str] = Field(default={})
+    package: dict[str, str] = Field(default={})
 
 
-class ExportManifest(ManifestPart):
+class ExportManifest(Manifest):
     """The manifest of `upcycle export`, every key that is read of it checked."""
 
-    source: ManifestPart
+    stage: str = STAGE
     options: ExportedOptions
-    versions: Texts = Field(default={})
     result: ExportedResult
 
 

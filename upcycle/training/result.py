@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from upcycle.checkpoint.lineage import origin_of
-from upcycle.checkpoint.manifest import read_manifest, write_manifest
+from upcycle.checkpoint.manifest import Manifest, read_manifest
 from upcycle.checkpoint.reader import CONFIG_FILE, Checkpoint
 from upcycle.checkpoint.sidecars import copy_sidecars
 from upcycle.checkpoint.staging import staged
@@ -108,8 +108,7 @@ def write_result(
         copy_sidecars(checkpoint, folder)
         shutil.copyfile(checkpoint.folder / CONFIG_FILE, folder / CONFIG_FILE)
         inputs = facts.document.keys() & RunFacts.model_fields.keys()
-        write_manifest(
-            folder,
+        Manifest.of(
             stage="train",
             source={
                 **{key: facts.document[key] for key in inputs},
@@ -118,4 +117,4 @@ def write_result(
             options={key: value for key, value in facts.document.items() if key not in inputs},
             libraries=LIBRARIES,
             result={**result, "weights": hashes},
-        )
+        ).write(folder)

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 from upcycle.export.coreml import ExportResult
-from upcycle.export.decoder import DecoderShape
 from upcycle.export.risks import device_notes
 from upcycle.options.export import ExportOptions
+from upcycle.program.graph import Graph
+from upcycle.program.noted import DecoderShape, check_manifest
 
-SHAPE = DecoderShape(2, 4, 2, 64, 64, 15, {"causalMask": None})
+SHAPE = DecoderShape(
+    num_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    value_head_dim=64,
+    num_linears=15,
+    masks={"causalMask": None},
+)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +30,9 @@ SHAPE = DecoderShape(2, 4, 2, 64, 64, 15, {"causalMask": None})
 )
 def test_a_longer_prefill_is_told(prefill: int | None, kv_cache: str, told: bool) -> None:
     options = ExportOptions(prefill=prefill, kv_cache=kv_cache)
-    result = ExportResult(Path("model.aimodel"), SHAPE, options, {}, {})
+    document = {"options": options.noted(), "result": {"decoder": SHAPE.document}}
+    manifest = check_manifest(document, "")
+    result = ExportResult(Path("model.aimodel"), options, Graph({}, {}, "main"), manifest)
     notes = device_notes(result, core_ai=True)
     assert [f"prefill of {prefill} tokens" in note for note in notes] == [True] * told
     assert all("apple/coreai-models#84" in note for note in notes)

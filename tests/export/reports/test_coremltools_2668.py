@@ -21,9 +21,7 @@ UNCONVERTIBLE = {"aten::diff", "aten::new_ones", "aten::__ior__", "aten::bitwise
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gemma3_text", "cohere2"])
 def test_no_mask_is_built_in_the_trace(tmp_path: Path, model_type: str) -> None:
     source = Checkpoint.open(tiny_checkpoint(tmp_path / "source", model_type))
-    decoder, _ = load_decoder(
-        source, ExportOptions(context=64, attention="qfold", kv_cache="state")
-    )
+    decoder = load_decoder(source, ExportOptions(context=64, attention="qfold", kv_cache="state"))
     with quiet_tracing(), torch.no_grad():
         traced = torch.jit.trace(decoder, decoder.example_inputs(1), check_trace=False)  # type: ignore[no-untyped-call]
     kinds = {node.kind() for node in traced.inlined_graph.nodes()}

@@ -3,7 +3,7 @@
 import torch
 
 from tests.tiny import tiny_model
-from upcycle.export.norms import guard_norms
+from upcycle.export.layers import guard_norms
 from upcycle.export.residual import fit_residual
 from upcycle.export.stream import ResidualStream
 

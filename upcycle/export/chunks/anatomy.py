@@ -1,6 +1,7 @@
 """What there is to cut in a model, found by running it once."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,9 @@ class Anatomy:
         """
         model = decoder.model
         layers = tuple(decoder_layers(model)[1])
-        with torch.no_grad(), CountLinears() as count:
-            observer = _Observer(model, layers, count)
-            try:
-                decoder(*decoder.example_inputs(1))
-            finally:
-                observer.remove()
+        with torch.no_grad(), CountLinears() as count, ExitStack() as hooks:
+            observer = _Observer(model, layers, count, hooks)
+            decoder(*decoder.example_inputs(1))
         outer = {id(tensor): tensor for tensor in _tensors_outside(model, layers)}
         before, behind = observer.used[0], observer.used[len(layers)]
         return cls(
@@ -65,7 +63,13 @@ class Anatomy:
 
 
 class _Observer:
-    """Hooks that note what a model uses before its first layer, between layers, after the last.
+    """Notes what a model uses before its first layer, between layers, after the last.
+
+    Args:
+        model: the model.
+        layers: its layers.
+        count: counts its linear layers.
+        hooks: takes the hooks, and removes them.
 
     Attributes:
         width: size of the hidden states.
@@ -73,24 +77,19 @@ class _Observer:
         used: ids of the parameters outside the layers, by how many layers had run before.
     """
 
-    def __init__(self, model: nn.Module, layers: tuple[Any, ...], count: CountLinears) -> None:
+    def __init__(
+        self, model: nn.Module, layers: tuple[Any, ...], count: CountLinears, hooks: ExitStack
+    ) -> None:
         self.width = 0
         self._finished = 0
         self.linear_counts: list[int] = []
         self.used: list[set[int]] = [set() for _ in range(len(layers) + 1)]
         self._count = count
-        self._hooks = [
-            module.register_forward_pre_hook(self._before_outer)
-            for module in _modules_outside(model, layers)
-            if list(module.parameters(recurse=False))
-        ]
+        for module in _modules_outside(model, layers):
+            hooks.enter_context(module.register_forward_pre_hook(self._before_outer))
         for layer in layers:
-            self._hooks.append(layer.register_forward_pre_hook(self._before_layer))
-            self._hooks.append(layer.register_forward_hook(self._after_layer))
-
-    def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+            hooks.enter_context(layer.register_forward_pre_hook(self._before_layer))
+            hooks.enter_context(layer.register_forward_hook(self._after_layer))
 
     def _before_outer(self, module: nn.Module, _: object) -> None:
         self.used[self._finished].update(map(id, module.parameters(recurse=False)))

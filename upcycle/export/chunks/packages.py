@@ -1,7 +1,7 @@
 """The packages of one export: the whole model in one, or a chunk of it in each."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,13 @@ from upcycle.checkpoint.files import under_utf8_name
 from upcycle.export.checks import check_chunk, check_graph
 from upcycle.export.chunks.decoders import cut_decoder
 from upcycle.export.chunks.sizes import prepared_for
-from upcycle.export.decoder import DecoderShape
 from upcycle.export.quantize.preparation import Prepared
-from upcycle.export.record import HUB_NAME_KEY
-from upcycle.export.request import functions_of
+from upcycle.export.request import HUB_NAME_KEY, functions_of
 from upcycle.export.saving import save_package, weights_size
 from upcycle.options.export import ExportOptions
 from upcycle.program.chunked import chunk_name
 from upcycle.program.graph import METADATA_KEY
+from upcycle.program.noted import Chunk, ExportManifest
 from upcycle.program.reading import read_graph
 from upcycle.utf8 import shown, to_json
 
@@ -28,7 +27,6 @@ class PlannedPackage:
     Attributes:
         name: of the package.
         decoder: what it computes.
-        shape: the decoder's numbers.
         manifest: what to note in it.
         prepared: how its weights are quantised, None for fp16.
         max_bytes: what its weights may take; any where None.
@@ -36,8 +34,7 @@ class PlannedPackage:
 
     name: str
     decoder: Any
-    shape: DecoderShape
-    manifest: Mapping[str, Any]
+    manifest: ExportManifest
     prepared: Prepared | None
     max_bytes: int | None = None
 
@@ -48,7 +45,7 @@ class PlannedPackage:
         *,
         hub_name: str,
         watch: Callable[[str], None],
-    ) -> dict[str, Any]:
+    ) -> Chunk | None:
         """Save the package and see that it computes what it must.
 
         Args:
@@ -58,14 +55,14 @@ class PlannedPackage:
             watch: told of each step.
 
         Returns:
-            For the folder's manifest: which package it is, of which layers, and its size.
+            What its folder notes of it, with its name and size; None of a whole model.
 
         Raises:
             ExportError: what the decoder computes depends on more than the shape of its inputs.
             BrokenExportError: the saved program is not the decoder's (our bug).
         """
         package = folder / self.name
-        noted = to_json(self.manifest, sort_keys=True)
+        noted = to_json(self.manifest.document, sort_keys=True)
         with under_utf8_name(folder) as named:
             save_package(
                 self.decoder,
@@ -77,21 +74,18 @@ class PlannedPackage:
             )
         watch("checking")
         for function in read_graph(package).functions.values():
-            check_graph(function, self.shape, options)
+            check_graph(function, self.decoder.shape, options)
         size = weights_size(package)
         if self.max_bytes is not None:
             check_chunk(size, self.max_bytes)
-        return {
-            "package": self.name,
-            "weight_bytes": size,
-            **self.manifest["result"].get("chunk", {}),
-        }
+        chunk = self.manifest.result.chunk
+        stored = {"package": self.name, "weight_bytes": size}
+        return chunk and Chunk.model_validate({**stored, **chunk.document})
 
 
 def chunk_packages(
     decoder: Any,
-    shape: DecoderShape,
-    manifest: Mapping[str, Any],
+    manifest: ExportManifest,
     options: ExportOptions,
     prepared: Prepared | None,
 ) -> list[PlannedPackage]:
@@ -99,7 +93,6 @@ def chunk_packages(
 
     Args:
         decoder: the whole one.
-        shape: its numbers.
         manifest: of the export.
         options: those of the export, with a chunk size.
         prepared: how the weights are quantised, None for fp16.
@@ -107,22 +100,21 @@ def chunk_packages(
     Raises:
         ExportError: as for `cut_decoder`.
     """
-    chunks = cut_decoder(decoder, shape, options, prepared)
+    chunks = cut_decoder(decoder, options, prepared)
     parts = []
     for number, chunk in enumerate(chunks, start=1):
-        own = prepared and prepared_for(prepared, chunk.layers, shape.num_layers)
-        result = {
-            "decoder": asdict(chunk.shape),
-            "quantization": own.record() if own else None,
-            "chunk": {
-                "number": number,
-                "of": len(chunks),
-                "first_layer": chunk.layers.start,
-                "num_layers": len(chunk.layers),
-            },
-        }
-        noted = {**manifest, "result": result}
-        parts.append(
-            PlannedPackage(chunk_name(number), chunk, chunk.shape, noted, own, chunk.max_bytes)
+        own = prepared and prepared_for(prepared, chunk.layers, decoder.shape.num_layers)
+        part = Chunk(
+            number=number,
+            of=len(chunks),
+            first_layer=chunk.layers.start,
+            num_layers=len(chunk.layers),
         )
+        result = manifest.result.updated(
+            decoder=chunk.shape.document,
+            quantization=own.record() if own else None,
+            chunk=part.document,
+        )
+        noted = manifest.updated(result=result.document)
+        parts.append(PlannedPackage(chunk_name(number), chunk, noted, own, chunk.max_bytes))
     return parts

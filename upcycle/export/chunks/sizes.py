@@ -117,17 +117,14 @@ def share_layers(sizes: Sizes, budget: int) -> list[range]:
     largest = max(range(total), key=lambda layer: sizes.of(range(layer, layer + 1)))
     least = sizes.of(range(largest, largest + 1))
     if least > budget:
-        outer = [
-            name
-            for name, here in (
-                ("the embedding", largest == 0),
-                ("the output head", largest == total - 1),
-            )
-            if here
-        ]
+        names = [f"layer {largest}"]
+        if largest == 0:
+            names.append("the embedding")
+        if largest == total - 1:
+            names.append("the output head")
         raise ExportError(
-            f"the weights of {' and '.join([f'layer {largest}', *outer])} have {least:,} B, and "
-            f"the budget is {budget:,} B",
+            f"the weights of {' and '.join(names)} have {least:,} B, and the budget is "
+            f"{budget:,} B",
             where="--chunk-size",
             fix=f"pass --chunk-size {least} or more",
         )

@@ -13,11 +13,16 @@ from upcycle.export.checks import check_graph
 from upcycle.export.coreai.programs import DTYPES, convert_program, require_coreai
 from upcycle.export.coreml import ExportResult
 from upcycle.export.loading import load_decoder
-from upcycle.export.record import HUB_NAME_KEY, hub_name, write_export_manifest
-from upcycle.export.request import check_target, functions_of
+from upcycle.export.request import (
+    HUB_NAME_KEY,
+    check_target,
+    export_manifest,
+    functions_of,
+    hub_name,
+)
 from upcycle.options.export import DEFAULTS, ExportOptions
 from upcycle.program.coreai import read_program
-from upcycle.program.noted import check_manifest, check_program
+from upcycle.program.noted import check_program
 from upcycle.progress import Progress, Watcher, ignore
 
 SUFFIX = ".aimodel"
@@ -64,30 +69,24 @@ def export_coreai(
         watch(Progress("export", next(steps), len(functions_of(options)) + 3, "steps", note))
 
     step("loading")
-    decoder, shape = load_decoder(opened, options)
+    decoder = load_decoder(opened, options)
     program = convert_program(decoder, functions_of(options), dtype, step)
     with staged_entry(output, overwrite=overwrite, inputs=[opened.folder]) as asset:
         # Where a disk is full, Apple's writer ends the process.
-        graphs_size = _GRAPH_BYTES * shape.num_layers * len(functions_of(options))
+        graphs_size = _GRAPH_BYTES * decoder.shape.num_layers * len(functions_of(options))
         check_room(asset.parent, _weights_size(decoder) + graphs_size)
         _save(program, asset, hub_name(checkpoint, opened))
-        manifest = write_export_manifest(
-            asset,
-            opened,
-            shape,
-            options,
-            libraries=_LIBRARIES,
-            target={"target": "coreai", "dtype": dtype},
-        )
+        target = {"target": "coreai", "dtype": dtype}
+        manifest = export_manifest(
+            opened, decoder.shape, options, libraries=_LIBRARIES, target=target
+        ).write(asset)
         step("checking")
         graph = read_program(asset)
-        noted = check_manifest(manifest.document, str(output))
-        check_program(graph, noted, str(output))
-        graphs = graph.functions
-        for function in graphs.values():
-            check_graph(function, shape, options)
+        check_program(graph, manifest, str(output))
+        for function in graph.functions.values():
+            check_graph(function, decoder.shape, options)
     step("")
-    return ExportResult(output, shape, options, graphs, noted)
+    return ExportResult(output, options, graph, manifest)
 
 
 def _check_request(output: Path, options: ExportOptions, dtype: str) -> None:

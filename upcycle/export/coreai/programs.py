@@ -68,21 +68,12 @@ def convert_program(
 
 def _exported(decoder: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
     from coreai_torch import get_decomp_table
+    from transformers.modeling_utils import local_torch_dtype
 
     cast = tuple(value.to(dtype) if value.is_floating_point() else value for value in inputs)
-    with torch.no_grad(), _default_dtype(dtype):
+    # Constants that a model makes while it runs, such as masks, get the dtype of its weights.
+    with torch.no_grad(), local_torch_dtype(dtype):
         return torch.export.export(decoder, cast).run_decompositions(get_decomp_table())
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Constants that a model makes while it runs, such as masks, get the dtype of its weights."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager

@@ -65,8 +65,7 @@ def dequantised(
     """
     saved = {name: model.get_parameter(name).data for name in schemes}
     try:
-        for name, scheme in schemes.items():
-            model.get_parameter(name).data = _in_place_of(saved[name], weights[name], scheme)
+        dequantise_model(model, weights, schemes)
         yield
     finally:
         for name, data in saved.items():
@@ -83,10 +82,6 @@ def dequantise_model(
     """
     for name, scheme in schemes.items():
         parameter = model.get_parameter(name)
-        parameter.data = _in_place_of(parameter.data, weights[name], scheme)
-
-
-def _in_place_of(data: Tensor, weight: WeightMatrix, scheme: Scheme) -> Tensor:
-    if weight.transposed:
-        return dequantise(data.transpose(1, 2), scheme).transpose(1, 2).to(data.dtype)
-    return dequantise(data, scheme).to(data.dtype)
+        data = parameter.data.mT if weights[name].transposed else parameter.data
+        found = dequantise(data, scheme).to(data.dtype)
+        parameter.data = found.mT if weights[name].transposed else found

@@ -1,8 +1,7 @@
 """Decide how every weight of a checkpoint is stored, before anything is converted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from upcycle.export.sensitivity import (
 )
 from upcycle.models.calibration_text import calibration_rows
 from upcycle.models.loading import load_model
-from upcycle.options.base import BUILTIN
+from upcycle.options.export import ExportOptions
 from upcycle.progress import Watcher, ignore
 
 _TOKENS = 512
@@ -75,22 +74,13 @@ class Prepared:
 
 
 def prepare_quantization(
-    checkpoint: Checkpoint,
-    spec: str,
-    *,
-    calibration: Sequence[str | Path] = (BUILTIN,),
-    untied: bool = False,
-    head_parts: int = 1,
-    watch: Watcher = ignore,
+    checkpoint: Checkpoint, options: ExportOptions, watch: Watcher = ignore
 ) -> Prepared:
     """Choose a scheme for every weight; with a promotion, by measuring on text.
 
     Args:
         checkpoint: what will be exported.
-        spec: a preset or a YAML file, see `load_quantization`.
-        calibration: text to measure on, see `calibration_rows`; only read for a promotion.
-        untied: let a tied output matrix have another scheme than the embedding.
-        head_parts: how many parts the output head is split into.
+        options: of the export, with a scheme; the calibration text is only read for a promotion.
         watch: told of each measured layer.
 
     Raises:
@@ -98,9 +88,10 @@ def prepare_quantization(
         DataError: a text cannot be read, or there is too little of it.
         ExportError: the scheme does not suit the model.
     """
-    quantization = load_quantization(spec)
+    assert options.quantize is not None
+    quantization = load_quantization(options.quantize)
     model = load_model(checkpoint.folder, dtype=torch.float32)
-    if untied:
+    if options.untie:
         if not is_tied(model):
             raise ExportError(
                 "the output matrix is not tied to the embedding",
@@ -109,23 +100,31 @@ def prepare_quantization(
             )
         untie(model)
     weights = {weight.name: weight for weight in find_weights(model)}
-    schemes = split_palettes(assign(quantization, weights.values()), weights, head_parts)
-    if untied:
+
+    def assigned(promoted: Collection[int] = ()) -> dict[str, Scheme]:
+        schemes = assign(quantization, weights.values(), promoted)
+        return split_palettes(schemes, weights, options.split_head)
+
+    schemes = assigned()
+    if options.untie:
         _check_untied(quantization)
     if quantization.promote is None:
-        return Prepared(weights, schemes, untied)
+        return Prepared(weights, schemes, options.untie)
     rows = calibration_rows(
-        checkpoint, calibration, tokens=_TOKENS, sequence_length=_SEQUENCE_LENGTH, option=None
+        checkpoint,
+        options.calibration,
+        tokens=_TOKENS,
+        sequence_length=_SEQUENCE_LENGTH,
+        option=None,
     )
     sensitivity = measure_sensitivity(model, weights, schemes, rows, watch)
     promoted = sensitivity.ranking[: quantization.promote.count]
-    schemes = assign(quantization, weights.values(), promoted)
-    schemes = split_palettes(schemes, weights, head_parts)
+    schemes = assigned(promoted)
     with torch.inference_mode():
         reference = log_probabilities(model, rows)
         dequantise_model(model, weights, schemes)
         kl = mean_divergence(reference, log_probabilities(model, rows))
-    return Prepared(weights, schemes, untied, promoted, sensitivity, kl)
+    return Prepared(weights, schemes, options.untie, promoted, sensitivity, kl)
 
 
 def _check_untied(quantization: Quantization) -> None:

@@ -12,6 +12,7 @@ from upcycle.options.base import NonNegative, Positive, Section
 from upcycle.recipe.problems import problems_of
 from upcycle.recipe.strict_yaml import read_tree
 
+Kind = Literal["palette", "linear"]
 Role = Literal["ffn", "attention", "lm_head", "embedding"]
 _BITS = {"palette": (4, 6, 8), "linear": (4, 8)}
 
@@ -28,7 +29,7 @@ class Scheme(Section):
             GPU but not on the Neural Engine.
     """
 
-    kind: Literal["palette", "linear"]
+    kind: Kind
     bits: Positive
     group: Positive | None = None
     block: Positive | None = None
@@ -121,11 +122,7 @@ class Quantization(Section):
 
 
 def _everywhere(
-    kind: Literal["palette", "linear"],
-    bits: int,
-    *,
-    group: int | None = None,
-    block: int | None = None,
+    kind: Kind, bits: int, *, group: int | None = None, block: int | None = None
 ) -> Quantization:
     layers = Scheme(kind=kind, bits=bits, group=group, block=block)
     # Vocabularies have sizes that no group divides.

@@ -67,9 +67,9 @@ def is_tied(model: Any) -> bool:
 
 
 def untie(model: Any) -> None:
-    """Give a tied model an output matrix of its own, equal to the input embedding."""
+    """Give a tied model an output matrix of its own, which shares the embedding's memory."""
     head = model.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
 
 
 def find_weights(model: Any) -> list[WeightMatrix]:
@@ -84,7 +84,7 @@ def find_weights(model: Any) -> list[WeightMatrix]:
         id(head): "lm_head",  # a tied pair is one constant, and logits need the more bits
     }
     found = []
-    for parameter, (first, *others) in _parameters(model):
+    for parameter, (first, *others) in parameters_with_paths(model):
         owner, _, _ = first.rpartition(".")
         shape = tuple(parameter.shape)
         within = f"{owner}.".startswith(f"{layers}.")
@@ -97,8 +97,8 @@ def find_weights(model: Any) -> list[WeightMatrix]:
     return found
 
 
-def _parameters(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Every parameter with all its paths."""
+def parameters_with_paths(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
+    """Every parameter with all its paths: a tied one has several."""
     found: dict[int, tuple[nn.Parameter, list[str]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), (parameter, []))[1].append(name)
